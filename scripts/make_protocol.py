@@ -6,7 +6,7 @@ Kafka ships the schemas of its messages as JSON files: requests, responses and h
 records of its own topics in kafka-metadata and in a jar of each coordinator. Three files result:
 
     schemas.jsonl   one line for each message: Kafka's schema without comments and descriptions, and its topic
-    codes.py        API keys with their versions, and error codes, which Kafka's class `Errors` lists
+    codes.py        the error codes, which Kafka's class `Errors` lists
     messages.pyi    the fields of each message but those that are only decoded, for type checkers and editors
 
 `tests/kafka/test_protocol.py` fails when a file is not what these jars give.
@@ -91,49 +91,14 @@ def table(found: dict[str, dict[str, Any]]) -> str:
     return "".join(json.dumps(schema, separators=(",", ":")) + "\n" for schema in found.values())
 
 
-def codes(found: dict[str, dict[str, Any]], errors: list[tuple[int, str, bool]]) -> str:
+def codes(errors: list[tuple[int, str, bool]]) -> str:
     """Return the text of codes.py."""
     lines = [
-        '"""Kafka\'s API keys and error codes. Written by `scripts/make_protocol.py`: do not edit."""',
+        '"""Kafka\'s error codes. Written by `scripts/make_protocol.py`: do not edit."""',
         "",
         "from __future__ import annotations",
         "",
-        "from typing import NamedTuple",
-        "",
-        "",
-        "class Api(NamedTuple):",
-        '    """An API.',
-        "",
-        "    Attributes:",
-        "        key: Its number in the header of a request.",
-        "        name: Its name.",
-        "        first: The first version.",
-        "        last: The last version.",
-        "        stable: The last version that Kafka advertises; a later version may still change.",
-        "        flexible: The first version with compact lengths and tagged fields, both ways.",
-        '    """',
-        "",
-        "    key: int",
-        "    name: str",
-        "    first: int",
-        "    last: int",
-        "    stable: int",
-        "    flexible: int",
-        "",
-        "",
-        "APIS = {",
     ]
-    for api in sorted(APIS, key=lambda name: found[f"{name}Request"]["apiKey"]):
-        request, response = found[f"{api}Request"], found[f"{api}Response"]
-        assert request["validVersions"] == response["validVersions"], api
-        first, _, last = request["validVersions"].partition("-")
-        assert request["flexibleVersions"] == response["flexibleVersions"], api
-        last = last or first
-        stable = str(int(last) - bool(request.get("latestVersionUnstable")))
-        flexible = re.sub(r"\D", "", request["flexibleVersions"]) or "32767"
-        row = ", ".join((str(request["apiKey"]), f'"{api}"', first, last, stable, flexible))
-        lines.append(f"    {request['apiKey']}: Api({row}),")
-    lines += ["}", "", "# Error codes."]
     lines += [f"{name} = {code}" for code, name, _ in errors]
     names = "{code: name for name, code in dict(globals()).items() if isinstance(code, int)}"
     lines += ["", f"ERROR_NAMES = {names}"]
@@ -212,7 +177,7 @@ def _annotation(field: dict[str, Any], message: str) -> str:
 def texts(jars: Path, errors: list[tuple[int, str, bool]]) -> dict[str, str]:
     """Return {file name: text} of the three files."""
     found = schemas(jars)
-    texts = {"schemas.jsonl": table(found), "codes.py": codes(found, errors), "messages.pyi": stub(found)}
+    texts = {"schemas.jsonl": table(found), "codes.py": codes(errors), "messages.pyi": stub(found)}
     for name in ("codes.py", "messages.pyi"):
         command = [
             sys.executable,

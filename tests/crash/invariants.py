@@ -34,7 +34,8 @@ from lastword.logdir import LogDirectory
 from lastword.partition import PartitionLog, PartitionView, scan
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.transactions import control_of
-from lastword.records.batch import crc_ok, read_records
+from lastword.records.batch import read_records
+from lastword.records.formats import crc_ok
 from lastword.segment import names
 from lastword.segment.recover import inspect
 from tests.crash.history import Attempt, Partition

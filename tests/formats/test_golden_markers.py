@@ -9,7 +9,7 @@ import pytest
 from lastword.files import DEFAULT
 from lastword.partition import snapshots
 from lastword.partition.producer_state import Producer
-from lastword.partition.transactions import MarkerTracker
+from lastword.partition.transactions import BatchOutcome, Decisions, MarkerTracker
 from lastword.records.batch import BatchHeader
 from lastword.segment import indexes
 from tests.formats import logs
@@ -49,7 +49,8 @@ def test_markers_data_and_index_entries_after_a_round(name: str, number: int, tm
         for path in sorted(before.glob("*.txnindex"))
         for entry in indexes.decode_aborted(path.read_bytes(), path.name)
     ]
-    tracker = MarkerTracker(entries, pass_start=0, log_start=0)
+    decisions, tracker = Decisions(entries), MarkerTracker()
+    kept_markers = set()
     store = snapshots.Snapshots(DEFAULT, str(before))
     producers = {producer.producer_id: producer for producer in store.read(store.offsets()[-1])}
     retained_data = 0
@@ -58,12 +59,15 @@ def test_markers_data_and_index_entries_after_a_round(name: str, number: int, tm
         producer = producers.get(header.producer_id)
         must_stay = (producer is not None and rests_on(producer, header)) or header.next_offset == end
         if not header.control:
-            if tracker.data(header):
+            tracker.data(header)
+            if decisions.of_header(header) is BatchOutcome.ABORTED:
                 assert there is None or (must_stay and there.count == 0)
             elif there is not None:
                 retained_data += 1
             continue
         may_go = tracker.control(header, marker)
+        if not may_go:
+            kept_markers.add((header.producer_id, header.last_offset))
         due = may_go and header.delete_horizon_ms is not None and case.config["delete.retention.ms"] == "0"
         if due:
             assert there is None or (must_stay and there.count == 0)
@@ -79,4 +83,4 @@ def test_markers_data_and_index_entries_after_a_round(name: str, number: int, tm
         for entry in indexes.decode_aborted(path.read_bytes(), path.name)
         if entry.last_offset < end
     ]
-    assert tracker.kept_entries == kept
+    assert [entry for entry in entries if (entry.producer_id, entry.last_offset) in kept_markers] == kept

@@ -56,8 +56,8 @@ def chunk_of(data: bytes, file: str = "test.log", *, limit: int = 1 << 26, plain
 def plain_records(data: bytes) -> list[RawRecord]:
     records, position = [], 0
     while position < len(data):
-        header = formats.LEGACY.read_header(data, position, len(data), "test.log")
-        records += formats.LEGACY.read_records(data, header, "test.log")
+        header = formats.read_header(data, position, len(data), "test.log")
+        records += formats.read_records(data, header, "test.log")
         position += header.size
     return records
 
@@ -105,15 +105,15 @@ def test_any_log_reads_the_same_both_ways(data: bytes, plain_bytes: int) -> None
 def test_filtering_keeps_exactly_what_was_chosen(data: bytes, choices: st.DataObject) -> None:
     position = 0
     while position < len(data):
-        header = formats.LEGACY.read_header(data, position, len(data), "test.log")
-        records = list(formats.LEGACY.read_records(data, header))
+        header = formats.read_header(data, position, len(data), "test.log")
+        records = list(formats.read_records(data, header))
         keep = choices.draw(st.lists(st.booleans(), min_size=len(records), max_size=len(records)))
         filtered = formats.filter_entry(data, header, keep)
         left = [record for record, wanted in zip(records, keep, strict=True) if wanted]
         assert (filtered is None) == (not left)
         if filtered is not None:
             assert plain_records(filtered.data) == left
-            again = formats.LEGACY.read_header(filtered.data, 0, len(filtered.data), "test.log")
+            again = formats.read_header(filtered.data, 0, len(filtered.data), "test.log")
             assert (again.magic, again.attributes) == (header.magic, header.attributes)
             assert (again.last_offset, again.max_timestamp) == (filtered.last_offset, filtered.max_timestamp)
             if all(keep):

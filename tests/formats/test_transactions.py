@@ -21,7 +21,6 @@ from lastword.partition.transactions import (
 )
 from lastword.records.batch import BatchHeader, read_header
 from lastword.records.record import ControlRecord
-from lastword.segment.indexes import AbortedTransaction
 from tests.formats.batches import abort, commit, control, data
 from tests.naive.empty_batch import empty_batch
 
@@ -123,34 +122,29 @@ def test_entries_collected_for_a_range_decide_it_from_any_start(log: Log, start:
             assert part.of_header(header) is whole.of_header(header)
 
 
-# ---------------------------------------------------------------- markers in a pass of the cleaner
+# ---------------------------------------------------------------- markers that a cleaning may remove
 
 
-def passed(log: Log, *, start: int = 0, log_start: int = 0) -> tuple[list[int], list[AbortedTransaction]]:
-    """Pass over the batches from `start` on.
-
-    Returns (offsets of the markers that may be removed, index entries that are kept).
-    """
-    tracker = MarkerTracker(scan(log).aborted, pass_start=start, log_start=log_start)
+def removable(log: Log) -> list[int]:
+    """Return the offsets of the markers that may be removed."""
+    tracker = MarkerTracker()
     gone = []
     for header, marker in log:
-        if header.base_offset < start:
-            continue
         if not header.control:
             tracker.data(header)
         elif tracker.control(header, marker):
             gone.append(header.last_offset)
-    return gone, tracker.kept_entries
+    return gone
 
 
 def test_emptied_markers_may_go_and_other_control_records_never() -> None:
-    tracker = MarkerTracker([], pass_start=0, log_start=0)
+    tracker = MarkerTracker()
     assert tracker.control(control(1, 3, kept=0), None)
     assert not tracker.control(control(-1, 4), ControlRecord("leader-change", 0))
     assert not tracker.control(control(-1, 5), ControlRecord("unknown", 3))
 
 
-def test_a_pass_above_the_log_start_keeps_markers_of_what_it_cannot_have_met() -> None:
+def test_a_marker_stays_until_no_batch_of_its_transaction_is_left() -> None:
     log: Log = [
         (data(1, 0, 0, transactional=True), None),
         (data(2, 1, 0, transactional=True), None),
@@ -159,25 +153,18 @@ def test_a_pass_above_the_log_start_keeps_markers_of_what_it_cannot_have_met() -
         (control(1, 12), commit()),
         (control(2, 13), abort()),
     ]
-    assert passed(log, start=5) == ([12, 13], [AbortedTransaction(2, 1, 11, 12)])
-    assert passed(log[2:], start=5, log_start=5)[0] == [10, 11, 12, 13]
+    assert removable(log) == [12, 13]
+    assert removable(log[1:]) == [10, 12, 13]
+    assert removable(log[2:]) == [10, 11, 12, 13]
 
 
-def test_an_abort_that_began_in_the_pass_may_go_without_an_earlier_marker() -> None:
-    tracker = MarkerTracker([AbortedTransaction(1, 7, 9, 10)], pass_start=5, log_start=0)
-    assert tracker.control(control(1, 9), abort())
-
-
-@given(logs(), st.integers(0, 60))
-def test_no_pass_lets_a_marker_go_whose_batches_are_there(log: Log, start: int) -> None:
-    gone, kept = passed(log, start=start)
-    for offset in gone:
+@given(logs())
+def test_no_marker_may_go_whose_batches_are_there(log: Log) -> None:
+    for offset in removable(log):
         (producer_id,) = {h.producer_id for h, m in log if m is not None and h.last_offset == offset}
         mine = [(h, m) for h, m in log if h.producer_id == producer_id and h.last_offset < offset]
         since = max((h.last_offset for h, m in mine if m is not None), default=-1)
         assert not any(h.transactional and h.last_offset > since for h, m in mine if m is None)
-    in_pass = {h.last_offset for h, m in log if m is not None and h.base_offset >= start}
-    assert kept == [e for e in scan(log).aborted if e.last_offset in in_pass]
 
 
 @given(logs())
@@ -190,7 +177,7 @@ def test_passes_reach_a_rest(log: Log) -> None:
     stable = min(scan(log).undecided.values(), default=1 << 40)
     for _ in range(4):
         decisions = scan(log)
-        gone = set(passed([(h, m) for h, m in log if h.last_offset < stable])[0])
+        gone = set(removable([(h, m) for h, m in log if h.last_offset < stable]))
         before = log
         log = [
             (h, m)

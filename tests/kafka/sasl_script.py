@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from lastword.protocol.codes import APIS
+from lastword.protocol.schemas import APIS
 from tests.kafka.server_script import Step, cut, header, longer
 from tests.support.exhaustive import stride
 

@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lastword.protocol import ClientConnection
-from lastword.protocol.codes import APIS, ERROR_NAMES
-from lastword.protocol.schemas import ZERO_UUID, Field, Message, message_class, schema_of, within
-from lastword.records.batch import crc_ok, read_header, read_records
+from lastword.protocol.codes import ERROR_NAMES
+from lastword.protocol.schemas import APIS, ZERO_UUID, Field, Message, message_class, schema_of, within
+from lastword.records.batch import read_header, read_records
+from lastword.records.formats import crc_ok
 from tests.server.client import batch
 
 API = {api.name: api for api in APIS.values()}

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from lastword.protocol import Request, codec
-from lastword.protocol.codes import APIS, REQUEST_TIMED_OUT
+from lastword.protocol.codes import REQUEST_TIMED_OUT
 from lastword.protocol.refusals import error_answer
-from lastword.protocol.schemas import Field, schema_of, within
+from lastword.protocol.schemas import APIS, Field, schema_of, within
 from tests.kafka.conftest import generator
 from tests.protocol.random_messages import EVERY, random_message
 from tests.support.jars import KafkaJars

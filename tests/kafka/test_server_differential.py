@@ -15,8 +15,8 @@ import pyarrow.compute  # noqa: F401  the server's first pattern imports it: sec
 import pytest
 
 import lastword
-from lastword.protocol.codes import APIS
 from lastword.protocol.messages import ApiVersionsRequest
+from lastword.protocol.schemas import APIS
 from lastword.server import security
 from lastword.testing.unsynced import UNSYNCED
 from tests.kafka.conftest import LOGIN, generator, secured_broker

@@ -14,11 +14,12 @@ import pytest
 
 from lastword.clock import ManualClock
 from lastword.config import TopicConfig
-from lastword.errors import DiskFullError, StorageError, SyncFailedError
+from lastword.errors import CorruptBatchError, DiskFullError, StorageError, SyncFailedError
 from lastword.files import Handle
 from lastword.partition import PartitionView
 from lastword.partition.directory_segments import DirectorySegments
-from lastword.records.batch import crc_ok, read_header
+from lastword.records.batch import read_header
+from lastword.records.formats import crc_ok
 from lastword.segment import names
 from lastword.segment.recover import inspect
 from lastword.testing.unsynced import UNSYNCED, UnsyncedFiles
@@ -35,6 +36,7 @@ from tests.partition.logs import (
     pair,
     records,
 )
+from tests.support.damage import flip
 from tests.support.threads import together
 
 
@@ -310,6 +312,18 @@ class TestRefusals:
         assert not log.close()
         with pytest.raises(ValueError):
             fill(log, 1)
+
+
+def test_batches_are_verified(tmp_path: Path) -> None:
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    fill(log, 2)
+    flip(log.segments[0].file, -2)
+    batches = log.batches(0)
+    assert next(batches)[1].base_offset == 0
+    with pytest.raises(CorruptBatchError) as error:
+        next(batches)
+    assert (error.value.code, error.value.offset) == ("bad-crc", 1)
+    log.close()
 
 
 def test_log_append_time(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from lastword.errors import CorruptBatchError, UsageError
 from lastword.partition import scan
-from lastword.records.batch import BatchBuilder, crc_ok, read_records, set_base_offset
+from lastword.records.batch import BatchBuilder, read_records, set_base_offset
 from lastword.records.compression import compress, decompress, xxh32
+from lastword.records.formats import crc_ok
 from lastword.records.record import (
     LOG_APPEND_TIME,
     NO_TIMESTAMP_TYPE,

@@ -15,7 +15,7 @@ from collections import Counter
 
 from lastword.errors import MalformedMessageError, UnsupportedVersionError
 from lastword.protocol import ClientConnection, ServerConnection, codec
-from lastword.protocol.codes import APIS
+from lastword.protocol.schemas import APIS
 from tests.protocol.random_messages import random_message
 
 HOSTILE = (

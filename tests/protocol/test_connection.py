@@ -10,7 +10,7 @@ import pytest
 
 from lastword.errors import FrameTooLargeError, MalformedMessageError, UnsupportedVersionError
 from lastword.protocol import ClientConnection, FileRange, ServerConnection, codec
-from lastword.protocol.codes import APIS, NONE, UNSUPPORTED_VERSION
+from lastword.protocol.codes import NONE, UNSUPPORTED_VERSION
 from lastword.protocol.connection import advertised
 from lastword.protocol.messages import (
     ApiVersionsRequest,
@@ -21,6 +21,7 @@ from lastword.protocol.messages import (
     MetadataResponse,
     ProduceRequest,
 )
+from lastword.protocol.schemas import APIS
 from tests.protocol import mutants
 from tests.protocol.random_messages import random_message
 

@@ -21,9 +21,10 @@ from lastword.protocol.messages import (
     MetadataResponse,
     OffsetForLeaderEpochResponse,
 )
+from lastword.protocol.schemas import APIS
 
 TOPIC_ID = bytes(range(16))
-KEYS = {api.name: key for key, api in codes.APIS.items()}
+KEYS = {api.name: key for key, api in APIS.items()}
 
 
 class Closed(Exception):
@@ -80,7 +81,7 @@ class FakeCluster:
             ApiVersionsResponse.ApiVersion(
                 api_key=api.key, min_version=api.first, max_version=self.most.get(api.name, api.stable)
             )
-            for api in codes.APIS.values()
+            for api in APIS.values()
             if self.most.get(api.name, 0) >= 0
         ]
         return ApiVersionsResponse(error_code=request.error, api_keys=keys)

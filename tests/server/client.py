@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import lastword
 from lastword.protocol import ClientConnection
-from lastword.protocol.codes import APIS
 from lastword.protocol.messages import (
     CreateTopicsRequest,
     FetchRequest,
@@ -21,7 +20,7 @@ from lastword.protocol.messages import (
     OffsetFetchRequest,
     ProduceRequest,
 )
-from lastword.protocol.schemas import Message
+from lastword.protocol.schemas import APIS, Message
 from lastword.records.batch import BatchHeader, read_header, write_batch
 from lastword.records.compression import compress
 from lastword.records.record import encode_varint

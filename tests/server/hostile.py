@@ -27,9 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from lastword.protocol import ClientConnection, codes
-from lastword.protocol.codes import APIS
 from lastword.protocol.messages import ApiVersionsRequest, CreateTopicsRequest, MetadataRequest
-from lastword.protocol.schemas import Message
+from lastword.protocol.schemas import APIS, Message
 from lastword.wire import GZIP, LZ4, SNAPPY, ZSTD
 from tests.protocol.mutants import mutated
 from tests.protocol.random_messages import random_message

@@ -16,8 +16,8 @@ import pytest
 
 import lastword
 from lastword.protocol import ClientConnection
-from lastword.protocol.codes import APIS
 from lastword.protocol.messages import ApiVersionsRequest, MetadataRequest, MetadataResponse
+from lastword.protocol.schemas import APIS
 from lastword.records import produced
 from lastword.server import Server
 from lastword.server import memory as memory_module

@@ -19,7 +19,6 @@ from lastword.logdir.log_dir_set import LogDirSet
 from lastword.logdir.topics import RootListing
 from lastword.partition import PartitionLog
 from lastword.protocol import codes
-from lastword.protocol.codes import APIS
 from lastword.protocol.messages import (
     AlterConfigsRequest,
     ApiVersionsRequest,
@@ -39,7 +38,7 @@ from lastword.protocol.messages import (
     OffsetForLeaderEpochRequest,
     SyncGroupRequest,
 )
-from lastword.protocol.schemas import ZERO_UUID
+from lastword.protocol.schemas import APIS, ZERO_UUID
 from lastword.records.batch import read_header
 from lastword.server import Server, admin, fetch
 from lastword.server import topics as topics_module

@@ -21,13 +21,13 @@ import pytest
 import lastword
 from lastword.errors import UsageError
 from lastword.protocol import codes
-from lastword.protocol.codes import APIS
 from lastword.protocol.messages import (
     ApiVersionsRequest,
     MetadataRequest,
     SaslAuthenticateRequest,
     SaslHandshakeRequest,
 )
+from lastword.protocol.schemas import APIS
 from lastword.server import Server, security
 from lastword.server import server as server_module
 from lastword.server.security import Users, read_users, write_users

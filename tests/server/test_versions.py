@@ -13,8 +13,7 @@ import pytest
 
 import lastword
 from lastword.protocol import codes
-from lastword.protocol.codes import APIS
-from lastword.protocol.schemas import FIXED, Field, Message, message_class, schema_of, within
+from lastword.protocol.schemas import APIS, FIXED, Field, Message, message_class, schema_of, within
 from lastword.server import Server
 from tests.server.client import Client, batch
 from tests.support.exhaustive import stride

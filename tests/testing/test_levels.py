@@ -11,9 +11,8 @@ import confluent_kafka
 import pytest
 
 from lastword.protocol import Request, codec, codes, messages
-from lastword.protocol.codes import APIS
 from lastword.protocol.refusals import OF_PARTS, error_answer
-from lastword.protocol.schemas import Field, schema_of
+from lastword.protocol.schemas import APIS, Field, schema_of
 from lastword.testing import Broker
 from tests.protocol.random_messages import random_message
 from tests.server.client import Client

@@ -32,6 +32,7 @@ def check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_files_that_a_package_lacks_or_should_not_have(check: ModuleType, tmp_path: Path) -> None:
     tracked = ["README.md", "src/lastword/py.typed", "src/lastword/wire.py", "tests/golden/data/old/a.log"]
+    tracked.append("src/lastword/a.pyi")  # the wheel has none
     for_wheel, for_source = check.expected_content(tracked)
     wheel, source = tmp_path / "a.whl", tmp_path / "a.tar.gz"
     with zipfile.ZipFile(wheel, "w") as archive:

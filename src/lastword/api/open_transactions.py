@@ -20,7 +20,7 @@ from lastword.logdir.transaction_state import LAST_EPOCH, TRANSACTIONS_TOPIC, Tr
 from lastword.partition.reads import read_batches
 from lastword.protocol import decode_stored
 from lastword.records.batch import BatchBuilder, BatchHeader
-from lastword.records.formats import check_crc, read_records
+from lastword.records.formats import read_records
 from lastword.records.record import marker_record
 from lastword.values import Value, plural
 
@@ -144,7 +144,6 @@ def newest_states(dirs: OpenDirs) -> dict[int, _Stored]:
 
 def _records(view: PartitionView) -> Iterator[tuple[bytes, bytes | None]]:
     for segment, header, data in read_batches(view, view.log_start):
-        check_crc(data, header, segment.file, 0)
         if not header.control:
             for record in read_records(data, header, segment.file, position=0):
                 yield record.key or b"", record.value

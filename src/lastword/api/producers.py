@@ -33,7 +33,7 @@ from lastword.partition.appending import AppendedBatch
 from lastword.partition.log import PartitionLog
 from lastword.partition.named import COMPACT_BYTES, Journal, NamedProducer, Part, WholeCall, read_journal
 from lastword.partition.view import PartitionView
-from lastword.records.batch import check_crc, read_header, read_records
+from lastword.records.batch import read_header, read_records
 from lastword.wire import ATTRIBUTES_AT, CRC_AT, INT32_MAX, INT64_MAX
 
 EPOCH = 0
@@ -229,7 +229,6 @@ class Share:
         for segment, header, data in self.log.batches(start, self.log.log_end):
             if header.producer_id != self._producer.producer_id or header.control:
                 continue
-            check_crc(data, header, segment.file, position=0)
             for record in read_records(data, header, segment.file, position=0):
                 sequence = header.base_sequence + record.offset - header.base_offset
                 number = self.before + ((sequence - self.before) & INT32_MAX)

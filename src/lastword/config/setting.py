@@ -1,12 +1,14 @@
 """The description of one setting: Kafka name, unit, default, range, and cost.
 
-Each field of `TopicConfig` and `LogConfig` carries a `Setting`, made by the functions below. These are the
-only source of the loader, the command `config`, keywords.py and docs/settings.md.
+Each field of `TopicConfig` and `LogConfig` carries a `Setting`, made by the functions below; its text is in
+the docstring of the class. These are the only source of the loader, the command `config`, keywords.py and
+docs/settings.md.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -27,9 +29,9 @@ class Setting:
 
     Attributes:
         name: The dotted name, as Kafka spells it.
+        text: One or two sentences for the reference, from the docstring of the config class.
         unit: Unit of the value; empty for a word.
         group: "behaviour" if it changes which records are kept or served, "cost" if it changes only the cost.
-        text: One or two sentences for the reference.
         parse: Converts a value to its own type; raises ValueError, TypeError or LastwordError.
         show: Converts a value to text that `parse` accepts.
         allowed: The allowed values, as words of an error message.
@@ -37,9 +39,9 @@ class Setting:
     """
 
     name: str
+    text: str
     unit: str
     group: Group
-    text: str
     parse: Callable[[Any], Any]
     show: Callable[[Any], str]
     allowed: str
@@ -120,8 +122,8 @@ _KAFKA_TYPES: Mapping[str, Callable[[str], Any]] = {
 
 
 def _field(*facts: Any, **default: Any) -> Any:
-    """Return the field of a setting. `facts` are the fields of `Setting` behind the name, in their order."""
-    names = [field.name for field in dataclasses.fields(Setting)][1:]
+    """Return the field of a setting. `facts` are the fields of `Setting` behind the text, in their order."""
+    names = [field.name for field in dataclasses.fields(Setting)][2:]
     return dataclasses.field(metadata=dict(zip(names, facts, strict=True)), **default)
 
 
@@ -156,12 +158,11 @@ def _size_text(size_bytes: int) -> str:
     return f"{text} B" if text.isdigit() and size_bytes else text
 
 
-def size(default: str | int | None, group: Group, text: str, low: int = 0, high: int = INT64_MAX) -> Any:
+def size(default: str | int | None, group: Group, low: int = 0, high: int = INT64_MAX) -> Any:
     """Make a setting in bytes. Default None: not set; no value means "not set"."""
     return _field(
         "bytes",
         group,
-        text,
         _ranged(parse_bytes, low, high),
         lambda value: "none" if value is None else exact_bytes(value),
         _range_text("a size", low, high, _size_text),
@@ -170,12 +171,11 @@ def size(default: str | int | None, group: Group, text: str, low: int = 0, high:
     )
 
 
-def duration(default: str | int, group: Group, text: str, low: int = 0, high: int = INT64_MAX) -> Any:
+def duration(default: str | int, group: Group, low: int = 0, high: int = INT64_MAX) -> Any:
     """Make a setting in milliseconds."""
     return _field(
         "ms",
         group,
-        text,
         _ranged(parse_setting_ms, low, high),
         lambda value: str(value) if value == INT64_MAX else exact_duration(value),
         _range_text("a duration", low, high, exact_duration),
@@ -184,23 +184,19 @@ def duration(default: str | int, group: Group, text: str, low: int = 0, high: in
     )
 
 
-def count(default: int, group: Group, text: str, low: int = 0, high: int = INT64_MAX) -> Any:
+def count(default: int, group: Group, low: int = 0, high: int = INT64_MAX) -> Any:
     """Make a setting that is a whole number."""
     allowed = _range_text("a whole number", low, high, str)
-    return _field(
-        "count", group, text, _ranged(_whole, low, high), str, allowed, "int | str", default=default
-    )
+    return _field("count", group, _ranged(_whole, low, high), str, allowed, "int | str", default=default)
 
 
-def ratio(default: float, group: Group, text: str, low: float = 0, high: float = 1) -> Any:
+def ratio(default: float, group: Group, low: float = 0, high: float = 1) -> Any:
     """Make a setting that is a ratio."""
     allowed = f"a number from {low:g} to {high:g}"
-    return _field(
-        "ratio", group, text, _ranged(_fraction, low, high), str, allowed, "float | str", default=default
-    )
+    return _field("ratio", group, _ranged(_fraction, low, high), str, allowed, "float | str", default=default)
 
 
-def flag(default: bool, group: Group, text: str) -> Any:
+def flag(default: bool, group: Group) -> Any:
     """Make a setting that is true or false."""
 
     def parse(value: Any) -> bool:
@@ -212,7 +208,6 @@ def flag(default: bool, group: Group, text: str) -> Any:
     return _field(
         "true or false",
         group,
-        text,
         parse,
         lambda v: str(v).lower(),
         "true or false",
@@ -221,7 +216,7 @@ def flag(default: bool, group: Group, text: str) -> Any:
     )
 
 
-def choice(default: str | None, group: Group, text: str, known: tuple[str, ...]) -> Any:
+def choice(default: str | None, group: Group, known: tuple[str, ...]) -> Any:
     """Make a setting that is one of some words."""
 
     def parse(value: Any) -> str:
@@ -229,10 +224,10 @@ def choice(default: str | None, group: Group, text: str, known: tuple[str, ...])
             raise ValueError
         return str(value)
 
-    return _field("", group, text, parse, str, "one of " + ", ".join(known), "str", default=default)
+    return _field("", group, parse, str, "one of " + ", ".join(known), "str", default=default)
 
 
-def word(default: str | None, group: Group, text: str) -> Any:
+def word(default: str | None, group: Group) -> Any:
     """Make a setting that is a name."""
 
     def parse(value: Any) -> str:
@@ -240,12 +235,10 @@ def word(default: str | None, group: Group, text: str) -> Any:
             raise ValueError
         return value
 
-    return _field(
-        "", group, text, parse, lambda v: "none" if v is None else v, "a name", "str", default=default
-    )
+    return _field("", group, parse, lambda v: "none" if v is None else v, "a name", "str", default=default)
 
 
-def directory(group: Group, text: str) -> Any:
+def directory(group: Group) -> Any:
     """Make a setting that is a path, or `off` (None, the default)."""
 
     def parse(value: Any) -> str | None:
@@ -256,7 +249,6 @@ def directory(group: Group, text: str) -> Any:
     return _field(
         "",
         group,
-        text,
         parse,
         lambda v: "off" if v is None else v,
         "a directory, or off",
@@ -265,21 +257,21 @@ def directory(group: Group, text: str) -> Any:
     )
 
 
-def words(group: Group, text: str) -> Any:
+def words(group: Group) -> Any:
     """Make a setting that is a list, or a string with commas."""
 
     def parse(value: Any) -> tuple[str, ...]:
         parts = value.split(",") if isinstance(value, str) else list(value)
         return tuple(str(part).strip() for part in parts if str(part).strip())
 
-    return _field("list", group, text, parse, ",".join, "a list of paths", "str | Iterable[str]", default=())
+    return _field("list", group, parse, ",".join, "a list of paths", "str | Iterable[str]", default=())
 
 
 NO_POLICY = "none"
 """The text of the empty set of policies, which Kafka writes as an empty text."""
 
 
-def policy(group: Group, text: str) -> Any:
+def policy(group: Group) -> Any:
     """Make a setting that is `compact`, `delete`, both, or neither: `none`.
 
     Default None: not set. The empty set is a value, and no default replaces it.
@@ -297,10 +289,10 @@ def policy(group: Group, text: str) -> Any:
         return "not set" if value is None else ",".join(sorted(value)) or NO_POLICY
 
     allowed = "compact, delete, compact,delete, or none"
-    return _field("list", group, text, parse, show, allowed, "str | Iterable[str]", default=None)
+    return _field("list", group, parse, show, allowed, "str | Iterable[str]", default=None)
 
 
-def sizes_by_path(group: Group, text: str) -> Any:
+def sizes_by_path(group: Group) -> Any:
     """Make a setting that maps paths to sizes."""
 
     def parse(value: Any) -> dict[str, int]:
@@ -315,14 +307,22 @@ def sizes_by_path(group: Group, text: str) -> Any:
         return ", ".join(f"{path}: {exact_bytes(rate)}" for path, rate in value.items()) or "none"
 
     allowed, annotation = 'sizes by path, as drives."/srv/d2" = "20MiB"', "Mapping[str, Size] | str"
-    return _field("bytes per second", group, text, parse, show, allowed, annotation, default_factory=dict)
+    return _field("bytes per second", group, parse, show, allowed, annotation, default_factory=dict)
 
 
 def table(kind: type[Any]) -> dict[str, Setting]:
     """Return the settings of a config class by dotted name, in the order of its fields."""
+    texts = _texts(kind.__doc__ or "")
     settings = {}
     for field in dataclasses.fields(kind):
         if field.metadata:
             name = field.name.replace("_", ".")
-            settings[name] = Setting(name=name, **field.metadata)
+            settings[name] = Setting(name=name, text=texts.get(field.name, ""), **field.metadata)
     return settings
+
+
+def _texts(docstring: str) -> dict[str, str]:
+    """Return the text of each attribute in the section `Attributes:`, which is the last one."""
+    section = inspect.cleandoc(docstring).partition("Attributes:")[2]
+    attributes = re.split(r"\n {4}(?=\S)", section)[1:]
+    return {name: " ".join(text.split()) for name, _, text in (each.partition(": ") for each in attributes)}

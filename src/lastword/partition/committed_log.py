@@ -124,11 +124,6 @@ class CommittedLog(Reads):
         return self.view().segment_set
 
     @property
-    def segments(self) -> tuple[Segment, ...]:
-        """The segments."""
-        return self.view().segments
-
-    @property
     def active(self) -> Segment:
         """The last segment."""
         return self.view().segment_set.active

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from lastword.errors import DataError
 from lastword.partition.transactions import BatchOutcome, Outcomes
 from lastword.partition.view import PartitionView
-from lastword.records.batch import BatchHeader, check_crc, fields_of, payload_of
+from lastword.records.batch import BatchHeader, fields_of, payload_of
 from lastword.wire import INT64_MAX
 
 
@@ -48,8 +48,7 @@ def count_plain(view: PartitionView) -> list[SegmentCount] | None:
                 if header.magic < 2 or not offset <= header.base_offset <= header.last_offset < limit:
                     return None
                 offset = header.next_offset
-                data = segment.read_batch(header)
-                check_crc(data, header, segment.file, 0)
+                data = segment.verified_batch(header)
                 _count_batch(data, header, segment.file, count, outcomes.of_header(header), newest)
     except DataError:
         return None

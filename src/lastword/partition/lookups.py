@@ -32,10 +32,10 @@ from lastword.metrics import READ_BYTES
 from lastword.partition.reads import Readable, read_again, read_batches
 from lastword.partition.transactions import BatchOutcome, Outcomes
 from lastword.partition.view import PartitionView
-from lastword.records.batch import decompress_records, read_header
+from lastword.records.batch import payload_of, read_header
 from lastword.records.chunk import CHUNK_BYTES, Chunk, ChunkReader
 from lastword.records.columns import decode_columns, raw_records
-from lastword.records.formats import check_crc, read_records
+from lastword.records.formats import read_records
 from lastword.records.record import CREATE_TIME, LOG_APPEND_TIME, RawRecord, raw_record
 from lastword.segment.segment import Segment
 from lastword.wire import (
@@ -131,7 +131,6 @@ class _Search:
 
     def _find_single(self, offset: int) -> None:
         for segment, header, data in read_batches(self._log, offset, offset + 1):
-            check_crc(data, header, segment.file, position=0)
             READ_BYTES.add(len(data), self._log.topic)
             outcomes = self._outcomes
             if header.control or (
@@ -323,9 +322,7 @@ def _in_stretch(
         if status != OK:
             position = cells[at + fields.POSITION]
             header = read_header(data, position, size, segment.file, file_position=begin + position)
-            unpacked = decompress_records(
-                data[position + HEADER_BYTES : position + batch_bytes], header, segment.file
-            )
+            unpacked = payload_of(data, header, segment.file, position)
             if len(unpacked) > _SINGLE_BYTES:
                 return None
             records[: len(unpacked)] = unpacked

@@ -22,7 +22,6 @@ from lastword.files import Files
 from lastword.partition.cut import read_note
 from lastword.partition.segment_store import SegmentSet
 from lastword.records.batch import BatchHeader
-from lastword.records.formats import check_crc, read_records
 from lastword.segment.segment import DEFAULT_CHUNK_BYTES, Segment
 
 if TYPE_CHECKING:
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+SegmentBatch = tuple[Segment, BatchHeader, bytes]
+PartsOf = Callable[[Segment, int | None, int], Iterator[tuple[int, T]]]
 
 ATTEMPTS = 100
 """How often a read begins or goes on after a cleaning has replaced a file that it had listed."""
@@ -97,25 +98,38 @@ def read_chunks(
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     outcomes: Outcomes | None = None,
 ) -> Iterator[Chunk]:
-    """Yield chunks of the batches that may hold records of [start, end) offsets. None: up to the log end.
+    """Return chunks of the batches that may hold records of [start, end) offsets. None: up to the log end.
 
     The first and the last batch may hold records outside of the range: the caller cuts by offset. A chunk is
     valid until the next one. `outcomes` has its batches when it is yielded.
     """
     end = log.log_end if end_offset is None else end_offset
-    offset, tries, log_start = start_offset, 0, log.log_start
+
+    def chunks_of(segment: Segment, bound: int | None, offset: int) -> Iterator[tuple[int, Chunk]]:
+        for chunk in _chunks_of(segment, bound, offset, end, chunk_bytes):
+            _check_bound(segment, bound, chunk.next_offset)
+            if outcomes is not None:
+                outcomes.hidden(chunk)
+            yield chunk.next_offset, chunk
+
+    return _read(log, start_offset, end, chunks_of)
+
+
+def _read(log: Readable, offset: int, end: int, parts_of: PartsOf[T]) -> Iterator[T]:
+    """Yield the parts of each segment in order; go on behind the last one when a segment was replaced.
+
+    `parts_of`: yields each part of a segment, from an offset on, with the offset behind it. Its second
+    argument is the bound of the segment's offsets.
+    """
+    tries, log_start = 0, log.log_start
     while offset < end:
         try:
             for segment, bound in _bounded(log, offset):
                 if segment.base_offset >= end:
                     return
-                for chunk in _chunks_of(segment, bound, offset, end, chunk_bytes):
-                    if bound is not None and chunk.next_offset > bound:
-                        _check_last_offsets(segment, bound)
-                    if outcomes is not None:
-                        outcomes.hidden(chunk)
-                    offset, tries = max(offset, chunk.next_offset), 0
-                    yield chunk
+                for next_offset, part in parts_of(segment, bound, offset):
+                    offset, tries = max(offset, next_offset), 0
+                    yield part
             check_reached(log, end)
             return
         except FileVanishedError:
@@ -165,7 +179,10 @@ def _bounded(log: Readable, offset: int) -> Iterator[tuple[Segment, int | None]]
         yield segment, bound
 
 
-def _check_last_offsets(segment: Segment, bound: int) -> None:
+def _check_bound(segment: Segment, bound: int | None, next_offset: int) -> None:
+    """Raise CorruptBatchError, which names the batch, if a part of a segment reaches above the bound."""
+    if bound is None or next_offset <= bound:
+        return
     for header in segment.headers():
         if header.next_offset > bound:
             text = (
@@ -190,37 +207,25 @@ def _chunks_of(
 
 def read_batches(
     log: Readable, start_offset: int, end_offset: int | None = None, *, outcomes: Outcomes | None = None
-) -> Iterator[tuple[Segment, BatchHeader, bytes]]:
-    """Yield batches in plain Python, for a few records: each with its segment, its header and its bytes.
+) -> Iterator[SegmentBatch]:
+    """Return batches in plain Python, for a few records: each with its segment, its header and its bytes.
 
-    The header's position is that in the file; its checksum is not verified. `outcomes` has it.
+    The header's position is that in the file; its checksum is verified. `outcomes` has it.
     """
     end = log.log_end if end_offset is None else end_offset
-    offset, tries, log_start = start_offset, 0, log.log_start
-    while offset < end:
-        try:
-            for segment, bound in _bounded(log, offset):
-                if segment.base_offset >= end:
-                    return
-                first = segment.position_of(offset)
-                for header in segment.headers(first):
-                    if bound is not None and header.next_offset > bound:
-                        _check_last_offsets(segment, bound)
-                    if not segment.begins_below(header, end, offset):
-                        return
-                    data = segment.read_batch(header)
-                    if outcomes is not None:
-                        outcomes.of_header(header)
-                    offset, tries = max(offset, header.next_offset), 0
-                    yield segment, header, data
-            check_reached(log, end)
-            return
-        except FileVanishedError:
-            tries += 1
-            if tries > ATTEMPTS:
-                raise
-            log.refresh()
-            _check_ends(log, offset, end, log_start)
+
+    def batches_of(segment: Segment, bound: int | None, offset: int) -> Iterator[tuple[int, SegmentBatch]]:
+        for header in segment.headers(segment.position_of(offset)):
+            _check_bound(segment, bound, header.next_offset)
+            if not segment.begins_below(header, end, offset):
+                return
+            data = segment.verified_batch(header)
+            if outcomes is not None:
+                outcomes.of_header(header)
+            offset = max(offset, header.next_offset)
+            yield header.next_offset, (segment, header, data)
+
+    return _read(log, start_offset, end, batches_of)
 
 
 class Reads:
@@ -236,6 +241,11 @@ class Reads:
 
     chunks = read_chunks
     batches = read_batches
+
+    @property
+    def segments(self: Readable) -> tuple[Segment, ...]:
+        """The segments."""
+        return self.segment_set.segments
 
     def offset_at(self: Readable, timestamp: int) -> int | None:
         """Return the offset of the first record not older than `timestamp` (ms), or None."""
@@ -281,9 +291,7 @@ def _largest_time(segment: Segment, header: BatchHeader, start: int) -> int:
     """Return the largest timestamp of the records of a batch from `start` on; -1 if it has none."""
     if header.base_offset >= start:
         return header.max_timestamp
-    data = segment.read_batch(header)
-    check_crc(data, header, segment.file, 0)
-    records = read_records(data, header, segment.file, position=0)
+    records = segment.records_of(header)
     return max((record.timestamp for record in records if record.offset >= start), default=-1)
 
 
@@ -300,9 +308,7 @@ def _record_at_time(log: Readable, timestamp: int) -> RawRecord | None:
         for header in segment.headers(position):
             if header.max_timestamp < timestamp:
                 continue
-            data = segment.read_batch(header)
-            check_crc(data, header, segment.file, 0)
-            for record in read_records(data, header, segment.file, position=0):
+            for record in segment.records_of(header):
                 if record.timestamp >= timestamp and record.offset >= start:
                     return record
     return None

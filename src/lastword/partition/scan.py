@@ -21,7 +21,7 @@ from lastword.partition.reads import read_batches, read_chunks
 from lastword.partition.transactions import BatchOutcome, Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.batch import fields_of, payload_of, record_of
-from lastword.records.formats import check_crc, read_records
+from lastword.records.formats import read_records
 from lastword.records.record import RawRecord
 from lastword.segment.segment import Segment
 from lastword.wire import SMALLEST_RECORD_BYTES
@@ -120,11 +120,8 @@ def near(segment: Segment, position: int, offset: int, end: int, topic: str) -> 
             continue
         if header.base_offset > offset or header.last_offset >= end or header.control or header.transactional:
             return None
-        data = segment.read_batch(header)
         READ_BYTES.add(header.size, topic)
-        check_crc(data, header, segment.file, position=0)
-        records = read_records(data, header, segment.file, position=0)
-        return next((record for record in records if record.offset == offset), None)
+        return next((record for record in segment.records_of(header) if record.offset == offset), None)
     return None
 
 
@@ -272,7 +269,6 @@ def _committed_batches(
     reached = -1
     for segment, header, data in read_batches(view, start, end, outcomes=outcomes):
         READ_BYTES.add(header.size, view.topic)
-        check_crc(data, header, segment.file, position=0)
         if header.next_offset <= reached:  # a damaged offset must not pass for what was read already
             raise _falls(segment, header, header.base_offset, reached)
         if not header.control and (outcomes is None or outcomes.of_header(header) is BatchOutcome.COMMITTED):

@@ -36,7 +36,8 @@ from lastword.errors import CorruptFileError, FileVanishedError
 from lastword.files import Files, Handle
 from lastword.files.framed import Framed
 from lastword.partition.checkpoint_file import read_settled
-from lastword.records.batch import check_crc, read_header
+from lastword.records.batch import read_header
+from lastword.records.formats import check_crc
 from lastword.segment import names
 from lastword.segment.append import AssignedBatch
 from lastword.wire import HEADER_BYTES, OVERHEAD_BYTES

@@ -13,13 +13,11 @@ scan begins behind a marker.)
   batches (`scan`);
 - `OpenTransactions`: the undecided transactions while a log is written or replayed, and so the last stable
   offset;
-- `MarkerTracker`: in one pass of the cleaner, the markers and index entries that may be removed;
+- `MarkerTracker`: the markers that a cleaning may remove;
 - `Outcomes`: the decisions of a range of a log, looked up for a committed read.
 
-A marker may be removed only if a pass that would have met all data of its transaction met none. An empty data
-*batch* counts as data: so a marker stays for at least one cleaning longer than its last batch. A pass that
-begins above the log start has not met the data below, so it keeps every marker whose transaction may begin
-there.
+A marker may be removed only if there is no data batch of its transaction. An empty data *batch* counts as
+data: so a marker stays for at least one cleaning longer than its last batch.
 
 A committed read below the last stable offset meets decided transactions only. Most logs have none, so nothing
 is looked up before the first transactional batch. Then one scan finds the outcomes. It reads the headers and
@@ -46,7 +44,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from lastword.errors import CorruptBatchError, FileVanishedError
 from lastword.partition.segment_store import SegmentSet
 from lastword.records.batch import BatchHeader, fields_of, payload_of
-from lastword.records.formats import check_crc
 from lastword.records.record import ControlRecord, parse_control
 from lastword.segment.indexes import AbortedTransaction
 from lastword.segment.segment import Segment
@@ -232,25 +229,18 @@ def scan(
 
 
 class MarkerTracker:
-    """One pass of the cleaner over batches in offset order, all below the last stable offset."""
+    """The markers that a cleaning may remove, from the batches of a log below the last stable offset.
 
-    def __init__(self, aborted: Iterable[AbortedTransaction], *, pass_start: int, log_start: int) -> None:
-        """`aborted`: the entries that overlap the pass. `pass_start`: the first offset of the pass."""
-        self.decisions = Decisions(aborted)
-        self._entries = {(entry.producer_id, entry.last_offset): entry for entry in self.decisions.aborted}
-        self._whole = pass_start <= log_start
-        self._pass_start = pass_start
-        self._seen_since: dict[int, int] = {}  # producer id -> first batch met of the transaction under way
-        self._markers_met: set[int] = set()
-        self.kept_entries: list[AbortedTransaction] = []
-        """Entries for the transaction index of the output, in order; cleared at each segment's end."""
+    The batches are given in offset order, from the first batch of any transaction on.
+    """
 
-    def data(self, header: BatchHeader) -> bool:
-        """Note a data batch, even an empty one. True if its transaction was aborted."""
-        if not header.transactional:
-            return False
-        self._seen_since.setdefault(header.producer_id, header.base_offset)
-        return self.decisions.of_header(header) is BatchOutcome.ABORTED
+    def __init__(self) -> None:
+        self._with_data: set[int] = set()  # ids of producers with data since their last marker
+
+    def data(self, header: BatchHeader) -> None:
+        """Note a data batch, even an empty one."""
+        if header.transactional:
+            self._with_data.add(header.producer_id)
 
     def control(self, header: BatchHeader, marker: ControlRecord | None) -> bool:
         """Return whether a control batch may be removed once its delete horizon has passed.
@@ -260,21 +250,10 @@ class MarkerTracker:
         """
         if marker is None:
             return True
-        if not marker.marker:
-            return False
-        producer_id = header.producer_id
-        met_data = self._seen_since.pop(producer_id, None) is not None
-        began_here = self._whole or producer_id in self._markers_met
-        self._markers_met.add(producer_id)
-        if marker.type == "commit":
-            return began_here and not met_data
-        entry = self._entries.get((producer_id, header.last_offset))
-        if entry is None:
-            return began_here and not met_data
-        gone = not met_data and (began_here or entry.first_offset >= self._pass_start)
-        if not gone:
-            self.kept_entries.append(entry)
-        return gone
+        has_data = header.producer_id in self._with_data
+        if marker.marker:
+            self._with_data.discard(header.producer_id)
+        return marker.marker and not has_data
 
 
 # ---------------------------------------------------------------- outcomes of a range of a log
@@ -409,9 +388,7 @@ def _plainly(
     for header in segment.headers(first):
         marker = None
         if verify or header.control:
-            data = segment.read_batch(header)
-            if verify:
-                check_crc(data, header, segment.file, position=0)
+            data = segment.verified_batch(header) if verify else segment.read_batch(header)
             marker = control_of(data, header, segment.file, position=0)
         yield header, marker
 

@@ -201,11 +201,6 @@ class PartitionView(Reads):
         return cls(store, store.load())
 
     @property
-    def segments(self) -> tuple[Segment, ...]:
-        """The segments of the view."""
-        return self.segment_set.segments
-
-    @property
     def active(self) -> Segment | None:
         """The last segment, to which a writer appends; None: there is none."""
         return self.segments[-1] if self.segments else None

@@ -1,12 +1,12 @@
 """Kafka's wire protocol as messages and bytes. No socket, no log.
 
 ```
-schemas.py      Kafka's schemas; the classes of messages, made at first use
+schemas.py      Kafka's schemas; the APIs with their versions; the classes of messages, made at first use
 codecs.py       a reader and a writer of each message in each version, compiled at first use
 connection.py   frames, headers, correlation ids: bytes in, requests out, and the bytes of responses
 messages.py     the classes of messages, by name
 refusals.py     the answer that refuses a request of any API
-codes.py        API keys with their versions, error codes; generated, as are schemas.jsonl and messages.pyi
+codes.py        error codes; generated, as are schemas.jsonl and messages.pyi
 ```
 
 A server:

@@ -21,8 +21,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from lastword.errors import FrameTooLargeError, MalformedMessageError, UnsupportedVersionError
 from lastword.protocol.codecs import READ_FAULTS, Buffer, Part, codec, skip_tags
-from lastword.protocol.codes import APIS, UNSUPPORTED_VERSION, Api
-from lastword.protocol.schemas import Message, message_class
+from lastword.protocol.codes import UNSUPPORTED_VERSION
+from lastword.protocol.schemas import APIS, BY_NAME, Api, Message, message_class
 from lastword.units import format_bytes
 
 MAX_FRAME = 100 << 20
@@ -36,7 +36,6 @@ TOKEN = -1
 _CLOSE = "close the connection; the peer does not speak this version of Kafka's protocol"
 _SIZE = struct.Struct(">i")
 _HEADER = struct.Struct(">hhih")
-_BY_NAME = {api.name: api for api in APIS.values()}
 Body = TypeVar("Body", covariant=True)
 T = TypeVar("T")
 
@@ -292,7 +291,7 @@ class ClientConnection:
             UnsupportedVersionError: The API has no such version, or a field has no place in it.
             UnencodableMessageError: A field has a value of another type, or one that is too large.
         """
-        api = _BY_NAME[type(body).__name__.removesuffix("Request")]
+        api = BY_NAME[type(body).__name__.removesuffix("Request")]
         parts = codec(type(body).__name__, version).encode_parts(body)
         client_id = b"" if self._client_id is None else self._client_id.encode()
         length = -1 if self._client_id is None else len(client_id)

@@ -1,4 +1,4 @@
-"""Kafka's schemas, and the classes of messages that are made from them.
+"""Kafka's schemas, the APIs with their versions, and the classes of messages that are made from them.
 
 `schemas.jsonl` has one line for each message: Kafka's own schema. A line is parsed, and the class is made, at
 first use: slots, keyword arguments, Python names (`topic_id` for Kafka's "TopicId"). One class serves all
@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from threading import RLock
-from typing import Any, dataclass_transform
+from typing import Any, NamedTuple, dataclass_transform
 
 from lastword.errors import UnsupportedVersionError
 
@@ -207,6 +207,36 @@ def schema_of(name: str) -> Schema:
     return schema
 
 
+class Api(NamedTuple):
+    """An API.
+
+    Attributes:
+        key: Its number in the header of a request.
+        name: Its name.
+        first: The first version.
+        last: The last version.
+        stable: The last version that Kafka advertises; a later version may still change.
+        flexible: The first version with compact lengths and tagged fields, both ways.
+    """
+
+    key: int
+    name: str
+    first: int
+    last: int
+    stable: int
+    flexible: int
+
+    @classmethod
+    def of(cls, request: dict[str, Any]) -> Api:
+        """Return the API of a request's schema. Its response has the same versions."""
+        first, last = _range(request["validVersions"])
+        stable = last - request.get("latestVersionUnstable", False)
+        flexible = (
+            _NEWEST if request["flexibleVersions"] == "none" else _range(request["flexibleVersions"])[0]
+        )
+        return cls(request["apiKey"], request["name"].removesuffix("Request"), first, last, stable, flexible)
+
+
 @cache
 def stored_types(topic: str) -> dict[int, str]:
     """Return the types of the records of one of Kafka's topics, and the name of the key of each.
@@ -274,3 +304,9 @@ def _range(text: str) -> tuple[int, int]:
 def within(versions: tuple[int, int], version: int) -> bool:
     """Return whether a pair of first and last version has a version."""
     return versions[0] <= version <= versions[1]
+
+
+_requests = (json.loads(line) for line in _table().splitlines() if '"type":"request"' in line)
+APIS = {api.key: api for api in sorted(map(Api.of, _requests))}
+"""The APIs that are served, by key."""
+BY_NAME = {api.name: api for api in APIS.values()}

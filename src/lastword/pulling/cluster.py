@@ -36,7 +36,7 @@ from lastword.protocol.messages import (
     SaslAuthenticateRequest,
     SaslHandshakeRequest,
 )
-from lastword.protocol.schemas import ZERO_UUID
+from lastword.protocol.schemas import BY_NAME, ZERO_UUID
 from lastword.pulling.client_config import ClientConfig
 from lastword.version import __version__
 
@@ -47,7 +47,6 @@ MOST_ITERATIONS = 1_000_000
 WAIT_SECONDS = 0.2
 """Longest wait without a look at `stop`."""
 NO_NODE = -1
-KEYS = {api.name: key for key, api in codes.APIS.items()}
 
 _AUTHORIZATION = frozenset(
     {
@@ -211,9 +210,8 @@ class BrokerConnection:
         Raises:
             UnsupportedVersionError: There is none.
         """
-        key = KEYS[api]
-        own = codes.APIS[key]
-        first, last = self._versions.get(key, (0, -1))
+        own = BY_NAME[api]
+        first, last = self._versions.get(own.key, (0, -1))
         version = min(own.stable, last, most)
         if version < max(own.first, first):
             raise UnsupportedVersionError(
@@ -246,7 +244,7 @@ class BrokerConnection:
         return answer
 
     def _ask_versions(self) -> None:
-        newest = codes.APIS[KEYS["ApiVersions"]].stable
+        newest = BY_NAME["ApiVersions"].stable
         body = ApiVersionsRequest(
             client_software_name="lastword", client_software_version=__version__.replace("+", ".")
         )

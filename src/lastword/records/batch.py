@@ -163,7 +163,7 @@ def read_header(
     file_position: int | None = None,
     base_offset: int | None = None,
 ) -> BatchHeader:
-    """Read and check the header at `buffer[position]`. The checksum is not verified (`crc_ok`).
+    """Read and check the header at `buffer[position]`. The checksum is not verified (`formats.crc_ok`).
 
     Args:
         buffer: The bytes of the batch, or of its header.
@@ -247,22 +247,6 @@ def computed_crc(buffer: Any, size: int, position: int = 0) -> int:
     return int(crc32c(bytes(memoryview(buffer)[position + ATTRIBUTES_AT : position + size])))
 
 
-def crc_ok(buffer: Any, header: BatchHeader, position: int | None = None) -> bool:
-    """Return whether the stored checksum matches the bytes.
-
-    `position` is that of the batch in `buffer`, by default the position in its file.
-    """
-    at = header.position if position is None else position
-    return computed_crc(buffer, header.size, at) == header.crc
-
-
-def check_crc(buffer: Any, header: BatchHeader, file: str, position: int | None = None) -> None:
-    """Raise `CorruptBatchError` (code `bad-crc`) unless the stored checksum matches the bytes."""
-    computed = computed_crc(buffer, header.size, header.position if position is None else position)
-    if computed != header.crc:
-        raise CorruptBatchError.crc(file, header.position, header.base_offset, header.crc, computed)
-
-
 def set_base_offset(buffer: bytearray, position: int, base_offset: int, leader_epoch: int) -> None:
     """Set base offset and leader epoch of the batch at `buffer[position]`.
 
@@ -295,12 +279,7 @@ def write_batch(
 
 
 def read_records(
-    buffer: Any,
-    header: BatchHeader,
-    file: str = "",
-    *,
-    position: int | None = None,
-    limit_bytes: int | None = None,
+    buffer: Any, header: BatchHeader, file: str = "", *, position: int | None = None
 ) -> Iterator[RawRecord]:
     """Read the records of the batch whose header was read, control records too.
 
@@ -311,30 +290,23 @@ def read_records(
         header: The header of the batch.
         file: Name of the file, for errors and for the bound on decompression.
         position: Position of the batch in `buffer`, by default the position in its file.
-        limit_bytes: Bound of the decompressed records, by default that of `file`.
 
     Raises:
         CorruptBatchError: Names `file` and the position of the batch. Records before the damage were
             yielded.
         DecompressionLimitError: The records are larger than the bound.
     """
-    yield from records_of(payload_of(buffer, header, file, position, limit_bytes), header, file)
+    yield from records_of(payload_of(buffer, header, file, position), header, file)
 
 
-def payload_of(
-    buffer: Any,
-    header: BatchHeader,
-    file: str,
-    position: int | None = None,
-    limit_bytes: int | None = None,
-) -> Any:
+def payload_of(buffer: Any, header: BatchHeader, file: str, position: int | None = None) -> Any:
     """Return the uncompressed bytes of the records of a batch; arguments and errors as in `read_records`."""
     at = header.position if position is None else position
     payload = memoryview(buffer).cast("B")[at + HEADER_BYTES : at + header.size]
     if len(payload) != header.size - HEADER_BYTES:
         raise _bad_records(f"{len(payload)} bytes of records are there", header, file)
     if header.codec and header.count:
-        return decompress_records(payload, header, file, limit_bytes)
+        return decompress_records(payload, header, file, limit_of(file))
     return payload
 
 
@@ -436,10 +408,10 @@ def fields_of(payload: Any, header: BatchHeader, file: str) -> Iterator[Fields]:
         raise _bad_records(f"{end - position} bytes behind the last of {header.count} records", header, file)
 
 
-def decompress_records(payload: Any, header: BatchHeader, file: str, limit_bytes: int | None = None) -> bytes:
+def decompress_records(payload: Any, header: BatchHeader, file: str, limit_bytes: int) -> bytes:
     """Decompress the records of a batch. Errors name `file` and the position of the batch."""
     with located(file, header.position, header.base_offset):
-        return decompress(header.codec, payload, limit_of(file) if limit_bytes is None else limit_bytes)
+        return decompress(header.codec, payload, limit_bytes)
 
 
 def _record(data: Any, position: int, end: int) -> Fields:

@@ -685,7 +685,7 @@ class RecordBuffer:
     def _translate_wrapper(self, raw: Bytes, table: Table, row: int, done: int) -> int:
         at, file = int(table[row, fields.POSITION]), self._file
         header = header_of(table, row)
-        data = formats.inner_bytes(raw, header, file, position=at, limit_bytes=self.limit_bytes)
+        data = formats.inner_bytes(raw, header, file, at, self.limit_bytes)
         inner = np.empty(len(data) + kernels.SLACK, np.uint8)
         inner[: len(data)] = np.frombuffer(data, np.uint8)
         count, first, last, status = legacy_kernels.scan_inner(inner, len(data))

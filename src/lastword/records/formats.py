@@ -45,10 +45,10 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from lastword.errors import CorruptBatchError, UnknownMagicError
+from lastword.errors import CorruptBatchError
 from lastword.records import batch
 from lastword.records.batch import BatchHeader
 from lastword.records.compression import compress, decompress, limit_of, located, xxh32
@@ -125,8 +125,6 @@ def _legacy_header(
     if room < OVERHEAD_BYTES + MIN_SIZE[0]:
         raise _bad(f"{room} bytes are no entry", "short-header", file, at)
     offset, size, crc, magic, attributes = _PREFIX.unpack_from(buffer, position)
-    if magic not in (0, 1):
-        raise UnknownMagicError(f"magic {magic} is no legacy format", file=file, position=at, offset=offset)
     if size < MIN_SIZE[magic]:
         raise _bad(f"an entry of magic {magic} cannot have size {size}", "bad-length", file, at, offset)
     if size > room - OVERHEAD_BYTES:
@@ -170,34 +168,11 @@ def _legacy_crc(buffer: Buffer, size: int, position: int = 0) -> int:
     return zlib.crc32(memoryview(buffer)[position + MAGIC_AT : position + size])
 
 
-def _legacy_crc_ok(buffer: Buffer, header: BatchHeader, position: int | None = None) -> bool:
-    """Return whether the stored checksum matches the bytes.
+def inner_bytes(buffer: Buffer, header: BatchHeader, file: str, at: int, limit_bytes: int) -> bytes:
+    """Decompress the inner entries of the wrapper at `buffer[at]`.
 
-    `position` is that of the entry in `buffer`, by default the position in its file.
+    More than `limit_bytes` is DecompressionLimitError.
     """
-    return _legacy_crc(buffer, header.size, header.position if position is None else position) == header.crc
-
-
-def _check_legacy_crc(buffer: Buffer, header: BatchHeader, file: str, position: int | None = None) -> None:
-    """Raise `CorruptBatchError` (code `bad-crc`) unless the stored checksum matches the bytes."""
-    computed = _legacy_crc(buffer, header.size, header.position if position is None else position)
-    if computed != header.crc:
-        raise CorruptBatchError.crc(file, header.position, header.last_offset, header.crc, computed)
-
-
-def inner_bytes(
-    buffer: Buffer,
-    header: BatchHeader,
-    file: str = "",
-    *,
-    position: int | None = None,
-    limit_bytes: int | None = None,
-) -> bytes:
-    """Decompress the inner entries of a wrapper.
-
-    More than `limit_bytes` (by default the bound of `file`) is DecompressionLimitError.
-    """
-    at = header.position if position is None else position
     outer = _outer(buffer, header, file, at)
     if outer.value_length < 0:
         raise _bad(
@@ -207,26 +182,21 @@ def inner_bytes(
     if header.magic == 0 and header.codec == LZ4:
         value = with_checksum(value, broken=False)
     with located(file, header.position, header.last_offset):
-        return decompress(header.codec, value, limit_of(file) if limit_bytes is None else limit_bytes)
+        return decompress(header.codec, value, limit_bytes)
 
 
 def messages(
-    buffer: Buffer,
-    header: BatchHeader,
-    file: str = "",
-    *,
-    position: int | None = None,
-    limit_bytes: int | None = None,
+    buffer: Buffer, header: BatchHeader, file: str = "", *, position: int | None = None
 ) -> tuple[Buffer, list[LegacyRecord]]:
     """Return all messages of an entry, and the buffer that their positions refer to.
 
     The caller verifies the checksum of the entry; those inside a wrapper are verified here. Raises
     CorruptBatchError or DecompressionLimitError, which name `file` and the position of the entry.
     """
+    at = header.position if position is None else position
     if not header.codec:
-        at = header.position if position is None else position
         return buffer, [_outer(buffer, header, file, at)]
-    data = inner_bytes(buffer, header, file, position=position, limit_bytes=limit_bytes)
+    data = inner_bytes(buffer, header, file, at, limit_of(file))
     parsed = list(_inner_messages(data, header, file))
     shift = _shift(parsed, header, file)
     previous = -1
@@ -247,15 +217,10 @@ def messages(
 
 
 def _legacy_records(
-    buffer: Buffer,
-    header: BatchHeader,
-    file: str = "",
-    *,
-    position: int | None = None,
-    limit_bytes: int | None = None,
+    buffer: Buffer, header: BatchHeader, file: str = "", *, position: int | None = None
 ) -> Iterator[RawRecord]:
     """Yield the records of one entry, in order; arguments and errors as in `batch.read_records`."""
-    data, parsed = messages(buffer, header, file, position=position, limit_bytes=limit_bytes)
+    data, parsed = messages(buffer, header, file, position=position)
     kind = LOG_APPEND_TIME if header.log_append else CREATE_TIME
     if header.magic == 0:
         kind = NO_TIMESTAMP_TYPE
@@ -457,21 +422,6 @@ def _field(data: bytes | None) -> bytes:
 # ---------------------------------------------------------------- any magic
 
 
-class Format(NamedTuple):
-    """The functions that read the batches of a magic, with the signatures of `batch`."""
-
-    read_header: Callable[..., BatchHeader]
-    crc_ok: Callable[..., bool]
-    check_crc: Callable[..., None]
-    read_records: Callable[..., Iterator[RawRecord]]
-
-
-LEGACY = Format(_legacy_header, _legacy_crc_ok, _check_legacy_crc, _legacy_records)
-BATCH = Format(batch.read_header, batch.crc_ok, batch.check_crc, batch.read_records)
-FORMATS = (LEGACY, LEGACY, BATCH)
-"""The formats by magic."""
-
-
 def read_header(
     buffer: Any, position: int, end: int, file: str, *, file_position: int | None = None
 ) -> BatchHeader:
@@ -485,9 +435,17 @@ def read_header(
     return read(buffer, position, end, file, file_position=file_position)
 
 
+def _computed_crc(buffer: Any, header: BatchHeader, position: int | None) -> int:
+    compute = _legacy_crc if header.magic < 2 else batch.computed_crc
+    return compute(buffer, header.size, header.position if position is None else position)
+
+
 def crc_ok(buffer: Any, header: BatchHeader, position: int | None = None) -> bool:
-    """Return whether the stored checksum matches the bytes; arguments as in `batch.crc_ok`."""
-    return FORMATS[header.magic].crc_ok(buffer, header, position)
+    """Return whether the stored checksum matches the bytes.
+
+    `position` is that of the batch in `buffer`, by default the position in its file.
+    """
+    return _computed_crc(buffer, header, position) == header.crc
 
 
 def is_as_written(buffer: Any, position: int, size: int) -> bool:
@@ -506,17 +464,14 @@ def is_as_written(buffer: Any, position: int, size: int) -> bool:
 
 def check_crc(buffer: Any, header: BatchHeader, file: str, position: int | None = None) -> None:
     """Raise `CorruptBatchError` (code `bad-crc`) unless the stored checksum matches the bytes."""
-    FORMATS[header.magic].check_crc(buffer, header, file, position)
+    computed = _computed_crc(buffer, header, position)
+    if computed != header.crc:
+        raise CorruptBatchError.crc(file, header.position, header.base_offset, header.crc, computed)
 
 
 def read_records(
-    buffer: Any,
-    header: BatchHeader,
-    file: str = "",
-    *,
-    position: int | None = None,
-    limit_bytes: int | None = None,
+    buffer: Any, header: BatchHeader, file: str = "", *, position: int | None = None
 ) -> Iterator[RawRecord]:
     """Return the records of a batch, in order; arguments and errors as in `batch.read_records`."""
-    read = FORMATS[header.magic].read_records
-    return read(buffer, header, file, position=position, limit_bytes=limit_bytes)
+    read = _legacy_records if header.magic < 2 else batch.read_records
+    return read(buffer, header, file, position=position)

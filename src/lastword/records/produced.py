@@ -12,7 +12,8 @@ import threading
 from typing import Any, NamedTuple
 
 from lastword.errors import CorruptBatchError
-from lastword.records.batch import BatchHeader, check_crc, decompress_records, records_of
+from lastword.records.batch import BatchHeader, decompress_records, records_of
+from lastword.records.formats import check_crc
 from lastword.units import NO_TIMESTAMP
 from lastword.wire import HEADER_BYTES, INT32_MAX
 

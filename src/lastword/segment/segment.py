@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from lastword.errors import DataError, FileVanishedError
 from lastword.files import Handle
 from lastword.records.batch import BatchHeader
-from lastword.records.formats import UNKNOWN_COUNT, crc_ok, read_records
+from lastword.records.formats import UNKNOWN_COUNT, check_crc, crc_ok, read_records
 from lastword.segment import names
 from lastword.segment.indexes import (
     LOADED,
@@ -38,6 +38,7 @@ from lastword.segment.stored import SegmentId, StoredFacts, StoredSegment
 
 if TYPE_CHECKING:
     from lastword.records.chunk import Chunk, SkipRows
+    from lastword.records.record import RawRecord
 
 DEFAULT_CHUNK_BYTES = 1 << 20
 
@@ -296,6 +297,16 @@ class Segment:
     def read_batch(self, header: BatchHeader) -> bytes:
         """Return the bytes of a batch that `headers` yielded, from its header on."""
         return self.handle.pread(header.size, header.position)
+
+    def verified_batch(self, header: BatchHeader) -> bytes:
+        """Return the bytes of a batch; raise CorruptBatchError (`bad-crc`) unless its checksum is right."""
+        data = self.read_batch(header)
+        check_crc(data, header, self.file, 0)
+        return data
+
+    def records_of(self, header: BatchHeader) -> Iterator[RawRecord]:
+        """Return the records of a batch, in order; raise CorruptBatchError if it is damaged."""
+        return read_records(self.verified_batch(header), header, self.file, position=0)
 
     def chunk_reader(
         self,

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lastword.errors import CorruptFileError
 from lastword.partition.transactions import producer_batches
-from lastword.records.formats import check_crc
 from lastword.segment.indexes import AbortedTransaction
 from lastword.segment.segment import Segment
 
@@ -144,10 +143,8 @@ def _transactions(segment: Segment) -> SegmentTransactions:
     for header, marker in producer_batches(segment, 0, verify=False):
         producer_id = header.producer_id
         if header.control:
-            check_crc(segment.read_batch(header), header, segment.file, position=0)
-            if (
-                marker is None or marker.marker
-            ):  # an emptied marker ends its transaction, which has no records
+            segment.verified_batch(header)
+            if marker is None or marker.marker:  # an emptied marker ends its transaction without records
                 aborted = marker is not None and marker.type == "abort"
                 first = undecided.pop(producer_id, None)
                 ended.append(Ended(producer_id, first, header.last_offset, aborted))

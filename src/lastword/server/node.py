@@ -1,6 +1,6 @@
 """`ClusterNode`: which API has which handler.
 
-A handler takes a request and returns its answer, or a future of it. `protocol.codes.APIS` has all APIs.
+A handler takes a request and returns its answer, or a future of it. `protocol.schemas.APIS` has all APIs.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lastword.protocol import Request, codes, messages
-from lastword.protocol.codes import APIS
 from lastword.protocol.connection import advertised
-from lastword.protocol.schemas import Message
+from lastword.protocol.schemas import BY_NAME, Message
 from lastword.server.admin import Admin
 from lastword.server.configs import Configs
 from lastword.server.coordinator import TRANSACTION_VERSION, CoordinatorTopic
@@ -66,7 +65,6 @@ STANDBY_CODES = {
     ),
     **dict.fromkeys(("CreateTopics", "DeleteTopics", "CreatePartitions"), codes.NOT_CONTROLLER),
 }
-KEYS = {api.name: key for key, api in APIS.items()}
 
 
 class ClusterNode:
@@ -87,7 +85,7 @@ class ClusterNode:
         self._transactions: TransactionCoordinator | None = None
         configs = Configs(context)
         self._fetches = Fetches(context)
-        self._handlers: dict[int, Handler] = {KEYS["ApiVersions"]: self._api_versions}
+        self._handlers: dict[int, Handler] = {BY_NAME["ApiVersions"].key: self._api_versions}
         admin = Admin(context, configs, self._fetches, (self._groups_topic, self._transactions_topic))
         self._add(admin.handlers())
         self._add(configs.handlers())
@@ -104,7 +102,7 @@ class ClusterNode:
             call_soon(self.transactions.load_early)
 
     def _add(self, handlers: Handlers) -> None:
-        self._handlers |= {KEYS[name]: handler for name, handler in handlers.items()}
+        self._handlers |= {BY_NAME[name].key: handler for name, handler in handlers.items()}
 
     def handle(self, request: Request[Any], connection: Peer) -> Answer:
         """Return the answer to a request, a future of it, or None if it has none."""

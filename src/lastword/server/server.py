@@ -39,8 +39,7 @@ from lastword.errors import (
 from lastword.parse import check_path
 from lastword.protocol import FileRange, Request, ServerConnection, codes
 from lastword.protocol.codecs import Part
-from lastword.protocol.codes import APIS
-from lastword.protocol.schemas import Message
+from lastword.protocol.schemas import APIS, Message
 from lastword.server.context import Options, ServerContext
 from lastword.server.memory import Memory
 from lastword.server.node import ClusterNode

@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 from lastword.errors import UsageError, nearest
 from lastword.parse import Duration, parse_seconds
 from lastword.protocol import Request, codes, messages
-from lastword.protocol.codes import APIS
 from lastword.protocol.refusals import OF_PARTS, error_answer
+from lastword.protocol.schemas import BY_NAME
 from lastword.server import Server
 from lastword.server.topics import Refused, ServedTopic
 
@@ -35,7 +35,6 @@ OF_SESSIONS = (
 """Errors of a whole Fetch."""
 FIRST_WITHOUT_CREATION = 4
 """The first version of Metadata whose requests may forbid the creation of topics."""
-NAMES = {api.name: api for api in APIS.values()}
 CODES = {name: code for code, name in codes.ERROR_NAMES.items() if code != codes.NONE}
 
 
@@ -245,13 +244,13 @@ class Interceptor:
                 if body.member_epoch < 0:  # the member leaves
                     members.pop((body.group_id, body.member_id), None)
                     return answer
-                api = NAMES["ConsumerGroupHeartbeat"]
+                api = BY_NAME["ConsumerGroupHeartbeat"]
                 heartbeat: Any = messages.ConsumerGroupHeartbeatRequest(
                     group_id=body.group_id, member_id=answer.member_id, member_epoch=answer.member_epoch
                 )
                 member_id = answer.member_id
             else:
-                api = NAMES["Heartbeat"]
+                api = BY_NAME["Heartbeat"]
                 joined = request.api.name == "JoinGroup"
                 member_id = answer.member_id if joined else body.member_id
                 heartbeat = messages.HeartbeatRequest(
@@ -270,7 +269,7 @@ class Interceptor:
         if not member_id or request.api.name == "LeaveGroup":
             return
         self._members.get(connection, {}).pop((group_id, member_id), None)
-        api, kind = NAMES["LeaveGroup"], messages.LeaveGroupRequest
+        api, kind = BY_NAME["LeaveGroup"], messages.LeaveGroupRequest
         member = kind.MemberIdentity(member_id=member_id, group_instance_id=None)
         leave = kind(group_id=group_id, members=[member])
         self._server.node.handle(Request(api, api.stable, 0, request.client_id, leave, 0), connection)
@@ -290,9 +289,9 @@ def _end_delay(passed: asyncio.Future[None]) -> None:
 
 def check_api(name: str) -> None:
     """Check the name of an API."""
-    if name not in NAMES:
+    if name not in BY_NAME:
         raise UsageError(
-            f"{name!r} is not an API of Kafka that is served", remedy=_nearest(name, NAMES, "Produce")
+            f"{name!r} is not an API of Kafka that is served", remedy=_nearest(name, BY_NAME, "Produce")
         )
 
 

@@ -37,7 +37,7 @@ from lastword.partition.reads import read_batches, read_chunks
 from lastword.partition.transactions import BatchOutcome, Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.batch import BatchHeader
-from lastword.records.formats import check_crc, read_records
+from lastword.records.formats import read_records
 from lastword.segment.segment import Segment
 from lastword.state.ttl import expires_at
 from lastword.units import NEVER, format_bytes, format_duration, format_time, to_time
@@ -206,7 +206,6 @@ def _plain(view: PartitionView, key: bytes) -> Iterator[tuple[int, int, bool, Ba
     start = view.log_start
     for segment, header, data in read_batches(view, start):
         if not header.control:
-            check_crc(data, header, segment.file, position=0)
             for record in read_records(data, header, segment.file, position=0):
                 if record.key == key and record.offset >= start:
                     yield record.offset, record.timestamp, record.value is None, header

@@ -43,13 +43,12 @@ from lastword.clock import ManualClock
 from lastword.errors import LastwordError
 from lastword.partition import PartitionView, joining
 from lastword.protocol import Request, codes, decode_stored
-from lastword.protocol.codes import APIS
 from lastword.protocol.messages import (
     EndTxnRequest,
     InitProducerIdRequest,
     TxnOffsetCommitRequest,
 )
-from lastword.protocol.schemas import Message
+from lastword.protocol.schemas import APIS, Message
 from lastword.records.batch import BatchBuilder
 from lastword.records.formats import read_records
 from lastword.segment import names

@@ -33,7 +33,7 @@ from lastword.partition.transactions import (
     OpenTransactions,
     control_of,
 )
-from lastword.records.batch import BatchHeader, check_crc
+from lastword.records.batch import BatchHeader
 from lastword.records.record import ControlRecord
 from lastword.segment import names
 from lastword.segment.indexes import AbortedTransaction, decode_aborted
@@ -131,7 +131,7 @@ class _Walk:
     segments: Sequence[Segment]
     limit: int
     open: OpenTransactions = field(default_factory=OpenTransactions)
-    tracker: MarkerTracker = field(default_factory=lambda: MarkerTracker((), pass_start=0, log_start=0))
+    tracker: MarkerTracker = field(default_factory=MarkerTracker)
     aborted: list[AbortedTransaction] = field(default_factory=list)
     may_go: list[_Control] = field(default_factory=list)
     emptied: list[tuple[int, int, int]] = field(default_factory=list)  # data: segment, offset, producer id
@@ -178,9 +178,7 @@ class _Walk:
                 self.emptied.append((number, offset, producer_id))
 
     def _marker(self, segment: Segment, header: BatchHeader) -> ControlRecord | None:
-        data = segment.read_batch(header)
-        check_crc(data, header, segment.file, 0)
-        return control_of(data, header, segment.file, position=0)
+        return control_of(segment.verified_batch(header), header, segment.file, position=0)
 
     def decisions(self) -> Decisions:
         """Return the outcomes of all transactions."""
