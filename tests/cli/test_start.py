@@ -1,5 +1,6 @@
 """Check that a command starts fast: it imports no module that it does not need."""
 
+import inspect
 import json
 import socket
 import subprocess
@@ -8,6 +9,7 @@ import time
 
 import pytest
 
+from lastword.cli.command import Unconverted
 from lastword.protocol import ClientConnection
 from lastword.protocol.messages import ApiVersionsRequest, MetadataRequest
 
@@ -55,6 +57,33 @@ def test_light_commands_import_nothing_heavy(tmp_path):
     imports = imported(commands, tmp_path, '{"key": "a", "value": "b"}\n')
     *others, verify = [[arguments, 0, []] for arguments in commands]
     assert imports == [*others, [*verify[:2], ["numpy"]]]
+
+
+def test_the_types_of_a_command_are_those_of_its_signature():
+    """Typer's wrapper has no annotations from Python 3.14 on: each value was then converted by Pydantic."""
+
+    class Given:
+        name, required, callback, multiple, nargs = "directory", False, None, False, 1
+
+        def process_value(self, context, value):
+            raise AssertionError("converted")
+
+    class Command:
+        def get_params(self, context):
+            return [Given()]
+
+    class Probe(Unconverted, Command):
+        pass
+
+    def wrapper(**arguments):
+        pass
+
+    directory = inspect.Parameter("directory", inspect.Parameter.KEYWORD_ONLY, annotation=str | None)
+    wrapper.__signature__ = inspect.Signature([directory])
+    probe = Probe()
+    probe.callback = wrapper
+    (parameter,) = probe.get_params(None)
+    assert parameter.process_value(None, "data") == "data"
 
 
 SERVE = """

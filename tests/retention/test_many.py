@@ -11,6 +11,7 @@ import pytest
 from tests.support.exhaustive import stride
 
 HEAD = """
+import ctypes  # a libffi of some systems opens its own file at the import, and keeps it open
 import os, resource, sys, time
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}))

@@ -394,6 +394,7 @@ class TlsClient(Client):
     def __init__(self, server: Server, pem: Pem, *, cert: bool = False) -> None:
         super().__init__(server)
         context = ssl.create_default_context(cafile=pem.ca)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT  # the default from Python 3.13 on
         if cert:
             context.load_cert_chain(pem.cert, pem.key)
         self.socket = context.wrap_socket(self.socket, server_hostname="127.0.0.1")

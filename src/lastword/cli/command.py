@@ -395,10 +395,13 @@ class Unconverted:
         """Return all parameters of the command, with that of `--help`."""
         # A mixin: the class that it is mixed into has the method.
         parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # untyped
-        types = inspect.get_annotations(self.callback, eval_str=True)
+        # Not the annotations: Typer's wrapper of the function has none from Python 3.14 on.
+        declared = inspect.signature(self.callback, eval_str=True).parameters
         for parameter in parameters:
             if "process_value" not in vars(parameter):
-                kind = _plain_type(types.get(parameter.name))
+                kind = (
+                    _plain_type(declared[parameter.name].annotation) if parameter.name in declared else None
+                )
                 parameter.process_value = functools.partial(
                     _process_value, parameter, parameter.process_value, kind
                 )
