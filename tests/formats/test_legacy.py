@@ -8,13 +8,14 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from lastword.errors import CorruptBatchError, DecompressionLimitError, UnknownMagicError
 from lastword.records import formats
 from lastword.records.batch import BatchHeader
-from lastword.records.compression import VARIABLE, compress, xxh32
+from lastword.records.compression import compress, set_limit, xxh32
 from lastword.records.formats import with_checksum
 from lastword.records.record import RawRecord
 from tests.support.legacy import build_wrapper
@@ -268,12 +269,13 @@ def test_impossible_lengths_in_a_message() -> None:
                 list(formats.read_records(bytes(data), header_of(bytes(data)), "test.log"))
 
 
-def test_inflation_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "100000")
+def test_inflation_is_bounded(tmp_path: Path) -> None:
+    set_limit(tmp_path, 100_000)
+    file = str(tmp_path / "t-0" / "test.log")
     data = build_wrapper(1, 1, [record(0, b"k", b"\0" * 1_000_000)])
     with pytest.raises(DecompressionLimitError) as error:
-        list(formats.read_records(data, header_of(data), "test.log"))
-    assert error.value.file == "test.log"
+        list(formats.read_records(data, header_of(data), file))
+    assert error.value.file == file
 
 
 def test_6I_79_v1_wrapper_with_v0_messages_is_read() -> None:
