@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import lastword
+from lastword.api.open_dirs import OpenDirs
 from lastword.clock import ManualClock
 from lastword.errors import OffsetOutOfRangeError
 from lastword.files import OsFiles
@@ -331,4 +332,35 @@ def test_a_tail_behind_an_open_transaction_is_of_one_moment(
     with opened(tmp_path, "r") as reader:
         monkeypatch.setattr(DirectorySegments, "pin", move_then_pin)
         assert dict(reader.state("users")) == {"a": 0, "k": 4} and moved
+    writer.close()
+
+
+def test_a_cleaning_that_passes_the_stable_offset_of_a_view(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by the harness: the checkpoint of a later cleaning beside the ends of the view."""
+    clock = ManualClock(1_795_168_800_000)
+    writer = lastword.open(tmp_path, "a", clock=clock, **SETTINGS)
+    topic = writer.create_topic("users", cleanup_policy="compact", min_compaction_lag_ms=1000)
+    log = writer.dirs.log("users", 0)
+    topic.extend([(b"k", b"1"), (b"k", b"2")])
+    log.roll()
+    begin_transaction(log, 7, (b"a", b"0"))
+    log.roll()
+    clock.advance(1000)
+    topic.append(b"k", b"3")  # too young for the cleaning
+    first_dirty = OpenDirs.first_dirty
+    cleaned: list[Any] = []
+
+    def clean_before(self: OpenDirs, *tp: Any) -> int | None:
+        if not cleaned and self is not writer.dirs:
+            end_transaction(log, 7, 0, commit=True)
+            cleaned.extend(writer.clean("users"))
+        return first_dirty(self, *tp)
+
+    with opened(tmp_path, "r") as reader:
+        monkeypatch.setattr(OpenDirs, "first_dirty", clean_before)
+        (info,) = reader.topic("users").describe()
+    assert cleaned and first_dirty(writer.dirs, "users", 0) == 3
+    assert (info.first_dirty, info.stable, info.log_end) == (2, 2, 4)
     writer.close()

@@ -406,9 +406,7 @@ def partition_info(dirs: OpenDirs, view: PartitionView, counted: list[SegmentCou
         dir=os.path.dirname(normal_path(view.directory)),
         policy=dirs.config(view.topic).policy_text,
         log_start=view.log_start,
-        first_dirty=corrected_first_dirty(
-            dirs.first_dirty(view.topic, view.partition), view.log_start, view.log_end
-        ),
+        first_dirty=first_dirty_of(dirs, view),
         stable=view.stable_offset,
         log_end=view.log_end,
         segments=len(view.segments),
@@ -422,6 +420,12 @@ def partition_info(dirs: OpenDirs, view: PartitionView, counted: list[SegmentCou
         quarantine=None if set_aside is None else set_aside.reason,
         indexed_to=indexed_to(view),
     )
+
+
+def first_dirty_of(dirs: OpenDirs, view: PartitionView) -> int:
+    """Return the first dirty offset of a view. A later cleaning may have passed its stable offset."""
+    first_dirty = dirs.first_dirty(view.topic, view.partition)
+    return min(corrected_first_dirty(first_dirty, view.log_start, view.log_end), view.stable_offset)
 
 
 def segment_infos(dirs: OpenDirs, view: PartitionView, counted: list[SegmentCount]) -> list[SegmentInfo]:

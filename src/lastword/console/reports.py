@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lastword.api.explaining import explained
 from lastword.api.groups import GROUPS_TOPIC, group_positions
-from lastword.api.inspections import SegmentInfo, Uncounted
+from lastword.api.inspections import SegmentInfo, Uncounted, first_dirty_of
 from lastword.api.lease import listed
 from lastword.api.reader import last_starts
 from lastword.api.record import Record
@@ -27,15 +27,11 @@ from lastword.api.text import (
     record_json,
     value_text,
 )
-from lastword.cleaner.policy.choose import corrected_first_dirty
 from lastword.console.watch import Part, Watch, is_held
 from lastword.errors import LastwordError
 from lastword.logdir.transaction_state import TRANSACTIONS_TOPIC
 from lastword.parse import parse_when
 from lastword.values import ProgressLike
-
-if TYPE_CHECKING:
-    from lastword.partition.view import PartitionView
 
 KEY_BYTES = 1 << 10
 VALUE_BYTES = 4 << 10
@@ -153,7 +149,7 @@ def _partition(watch: Watch, part: Part, leases: list[Any]) -> dict[str, Any]:
     view, plan = part.view, part.plan
     row = {} if part.row is None else part.row.to_dict()
     if view is not None:
-        ends = {"stable": view.stable_offset, "first_dirty": _first_dirty(watch, view)}
+        ends = {"stable": view.stable_offset, "first_dirty": first_dirty_of(watch.dirs, view)}
         row |= {**ends, "segment_rows": _boxes(watch, part)}
     return row | {
         "problem": part.row.problem if isinstance(part.row, Uncounted) else None,
@@ -162,11 +158,6 @@ def _partition(watch: Watch, part: Part, leases: list[Any]) -> dict[str, Any]:
         "dirty_bytes": 0 if plan is None else plan.dirty_bytes,
         "leases": leases,
     }
-
-
-def _first_dirty(watch: Watch, view: PartitionView) -> int:
-    first_dirty = watch.dirs.first_dirty(view.topic, view.partition)
-    return corrected_first_dirty(first_dirty, view.log_start, view.log_end)
 
 
 def _boxes(watch: Watch, part: Part) -> list[dict[str, Any]]:
