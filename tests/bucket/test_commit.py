@@ -99,6 +99,29 @@ def test_a_refusal_does_not_say_that_the_commit_is_not_in_the_log(fault: Fault) 
     assert opened(store).load().snapshot.entry("b") is not None
 
 
+def test_a_read_behind_a_commit_does_not_fail_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by the histories: the history has no earlier commit of this process, and an answer was lost."""
+    monkeypatch.setattr(commit, "HISTORY", 3)
+    store = Store()
+    requests: list[str] = []
+
+    def faults(request: Request) -> Fault | None:
+        requests.append(request.kind)
+        if request.kind == "swap":
+            return Fault.REPEATED
+        return Fault.REFUSED if requests[-3:] == ["swap", "get", "get"] else None
+
+    answers: list[Callable[[Request], Fault | None]] = [lambda _: None]
+    bucket = opened(store, faults=lambda request: answers[-1](request))
+    write(bucket, "a", b"1")
+    for name in "bcde":
+        write(opened(store), name, b"2")
+    answers.append(faults)
+    bucket.transaction(lambda files: files.write_atomic(f"{bucket.url}/f", b"3"), kept=KeptCopy())
+    assert requests == ["get", "swap", "get"]
+    assert opened(store).load().snapshot.entry("f") is not None
+
+
 def test_a_time_that_was_read_before_the_object_lost_its_name() -> None:
     """A collector sleeps for an hour between the store's clock and the manifest."""
     store = Store()

@@ -235,7 +235,7 @@ class Bucket:
         self._scratch = scratch
         self._lock = threading.Lock()
         self._loaded: Loaded | None = None
-        self._swapped = ""  # nonce of the last version that this process swapped in
+        self._swapped = ""  # nonce of a version that this process swapped in after `_loaded` was read
         self._confirmed = -CONFIRMED_SECONDS  # when `_loaded` was the newest version, by the monotonic clock
         self._pages: dict[str, Layer] = {}
         self.tenure: Tenure | None = None
@@ -258,6 +258,7 @@ class Bucket:
         with self._lock:
             began = self.clock.monotonic()
             self._loaded = self._newest(self._loaded)
+            self._swapped = ""  # the newest version has every commit that was noted before
             self._confirmed = began
             if self.tenure is not None:
                 self.tenure.seen(self._loaded.manifest.servers, self.clock.boottime())
@@ -265,11 +266,14 @@ class Bucket:
 
     def committed(self) -> Loaded:
         """Return a version that has every commit of this process; no request if it is in memory."""
+        return self.in_memory() or self.load()
+
+    def in_memory(self) -> Loaded | None:
+        """Return as `committed`; None if a request is needed."""
         with self._lock:
             loaded, swapped = self._loaded, self._swapped
-        if loaded is not None and (not swapped or swapped in loaded.manifest.history):
-            return loaded
-        return self.load()
+        is_own = loaded is not None and (not swapped or swapped in loaded.manifest.history)
+        return loaded if is_own else None
 
     def recent(self) -> Loaded:
         """Return a version that was the newest within `CONFIRMED_SECONDS`.
@@ -842,8 +846,8 @@ class _Commit:
 
         None: it has changes of other commits, too, or is not in memory. Then the copy is of no use.
         """
-        newest = self._bucket.committed()
-        if newest.manifest.nonce != self._nonce:
+        newest = self._bucket.in_memory()  # a read that failed would fail a commit that is in the log
+        if newest is None or newest.manifest.nonce != self._nonce:
             return None
         self._copy.files.rebase(newest.snapshot, self._entries)
         return newest
