@@ -12,12 +12,11 @@ import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
 from hypothesis import settings
-from hypothesis.internal.conjecture import providers
 
 from lastword import metrics
 from tests.support import linux, stores
@@ -32,7 +31,10 @@ settings.load_profile("lastword")
 # Hypothesis parses every module of the source for constants, which it draws now and then: 4 to 15 s of CPU in
 # each process after a change, and other examples of a test with each other test beside it. At night only.
 if not EXHAUSTIVE:
-    providers._get_local_constants = lambda: providers._local_constants
+    with suppress(ImportError):  # the oldest versions that are allowed draw no constants
+        from hypothesis.internal.conjecture import providers
+
+        providers._get_local_constants = lambda: providers._local_constants
 
 if linux.PORTABLE:
     linux.take_calls_away()

@@ -12,6 +12,7 @@ import pytest
 
 import lastword
 from lastword.cli import main
+from lastword.errors import NotALogDirError
 from tests.api.conftest import tree_digest
 
 
@@ -102,6 +103,9 @@ MAKING = [
     (["create", "new", "t", "--partitioner", "random"], "UsageError"),
     (["create", "new", "t", "--config", "other.toml", "--set", "segment.bytes=64MiB"], "UsageError"),
     (["create", "new", "t", "--config", "other.toml", "--key-serializer", "str"], "UsageError"),
+    (["create", "empty", "t", "--config", "other.toml", "--set", "segment.bytes=64MiB"], "UsageError"),
+    (["create", "new", "t", "--dir", "data", "--config", "other.toml", "--set", "flush.ms=1"], "UsageError"),
+    (["create", "data", "t", "--dir", "new", "--config", "other.toml", "--set", "flush.ms=1"], "UsageError"),
     (["create", "new", "t", "--config", "wrong.toml"], "InvalidSettingError"),
     (["create", "new", "t", "--config", "absent.toml"], "UsageError"),
     (["create", "new", "t", "--dir", "text"], "NotALogDirError"),
@@ -113,6 +117,8 @@ MAKING = [
     (["serve", "new", "--listen", "127.0.0.1"], "UsageError"),
     (["serve", "new", "--listen", "127.0.0.1:0", "--metrics", "TAKEN"], "UsageError"),
     (["serve", "new", "--listen", "127.0.0.1:0", "--console", "--console-listen", "TAKEN"], "UsageError"),
+    (["serve", "new", "--listen", "FREE", "--metrics", "FREE"], "UsageError"),
+    (["serve", "new", "--listen", "FREE", "--console", "--console-listen", "FREE"], "UsageError"),
     (["serve", "new", "--listen", "127.0.0.1:0", "--users", "absent.toml"], "UsageError"),
     (["copy", "text", "new"], "NotALogDirError"),
     (["copy", "data", "new", "absent"], "UnknownTopicError"),
@@ -129,7 +135,7 @@ MAKING = [
     (["export", "data", "absent", "--to", "delta:new"], "UnknownTopicError"),
     (["users", "new", "--remove", "ada"], "UsageError"),
 ]
-"""Commands that make a file or a directory `new`, each with one mistake. TAKEN: an address in use."""
+"""Commands that make `new` or use `empty`, each with one mistake. TAKEN: an address in use; FREE: another."""
 
 
 @pytest.mark.parametrize(("arguments", "kind"), MAKING, ids=[" ".join(case[0]) for case in MAKING])
@@ -137,11 +143,35 @@ def test_what_is_refused_makes_nothing_new(data, capsys, monkeypatch, arguments,
     monkeypatch.chdir(data)
     (data / "other.toml").write_text('[topics.t]\n"segment.bytes" = "1MiB"\n')
     (data / "wrong.toml").write_text('[topics.t]\n"segment.bytes" = "large"\n')
+    (data / "empty").mkdir()
     before = tree_digest(data)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert refused(capsys, [address if word == "TAKEN" else word for word in arguments])[0] == kind
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            addresses = {
+                word: f"127.0.0.1:{listener.getsockname()[1]}"
+                for word, listener in (("TAKEN", taken), ("FREE", other))
+            }
+        assert refused(capsys, [addresses.get(word, word) for word in arguments])[0] == kind
     assert tree_digest(data) == before
+
+
+def test_a_file_beside_another_directory_has_the_settings_of_a_new_topic(data, monkeypatch):
+    """The new directory uses the settings of the one that is there, so those of `--set` apply."""
+    monkeypatch.chdir(data)
+    arguments = ["create", "new", "t", "--dir", "data", "--config", "data/lastword.toml"]
+    (data / "data" / "lastword.toml").write_text('[defaults]\n"segment.bytes" = "1MiB"\n')
+    assert main.run([*arguments, "--set", "segment.bytes=2MiB"]) == 0
+    with lastword.open(["new", "data"]) as logs:
+        assert logs["t"].config.segment_bytes == 2 << 20
+
+
+def test_a_topic_that_is_refused_makes_no_log_in_a_bucket(tmp_path, capsys):
+    file, url = tmp_path / "other.toml", "memory://refused/log"
+    file.write_text('[topics.t]\n"segment.bytes" = "1MiB"\n')
+    arguments = ["create", url, "t", "--config", str(file), "--set", "segment.bytes=64MiB"]
+    assert refused(capsys, arguments)[0] == "UsageError"
+    with pytest.raises(NotALogDirError):
+        lastword.open(url)
 
 
 @pytest.mark.parametrize("option", [[], ["--delete"]])

@@ -211,3 +211,10 @@ def test_every_public_name_is_there():
     assert set(lastword.__all__) <= set(dir(lastword))
     with pytest.raises(AttributeError):
         _ = lastword.opem
+
+
+def test_a_command_runs_without_docstrings(tmp_path):
+    """PYTHONOPTIMIZE=2 removes them: `--help` and descriptions of settings are shorter, nothing else."""
+    command = [sys.executable, "-OO", "-m", "lastword", "create", "data", "users"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -32,7 +32,11 @@ from lastword.errors import (
 )
 from lastword.parse import read_properties
 from lastword.protocol import ServerConnection, codes
-from lastword.protocol.messages import SaslAuthenticateResponse, SaslHandshakeResponse
+from lastword.protocol.messages import (
+    DescribeConfigsResponse,
+    SaslAuthenticateResponse,
+    SaslHandshakeResponse,
+)
 from lastword.pulling import cluster as client
 from lastword.pulling import leader, pulls
 from lastword.pulling.client_config import client_config
@@ -287,6 +291,32 @@ def test_requests_that_are_not_allowed(fake: FakeCluster, copy: Path, api: str) 
     fake.answers[api] = denied
     with pytest.raises(NotAuthorizedError, match="TOPIC_AUTHORIZATION_FAILED"):
         pull(fake, copy)
+
+
+def test_settings_of_the_copy_stay_if_the_cluster_does_not_describe_them(
+    fake: FakeCluster, copy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def described(request: Any, body: Any) -> Any:
+        row = DescribeConfigsResponse.DescribeConfigsResourceResult
+        values = {"cleanup.policy": "compact", "lastword.ttl.ms": "1000"}
+        body.results[0].configs = [row(name=n, value=value, config_source=1) for n, value in values.items()]
+        return body
+
+    def denied(request: Any, body: Any) -> Any:
+        body.results[0].error_code = codes.TOPIC_AUTHORIZATION_FAILED
+        return body
+
+    fake.answers["DescribeConfigs"] = described
+    pull(fake, copy)
+    file = copy / "lastword.topic-users.toml"
+    with lastword.open(copy, "a", log_cleaner_enable=False) as logs:
+        logs["users"].set_config(lastword_ack="disk")
+    before = file.read_text()
+    assert all(text in before for text in ("compact", "lastword.ttl.ms", "lastword.ack", "pulled.from"))
+    fake.answers["DescribeConfigs"] = denied
+    pull(fake, copy)
+    assert file.read_text() == before
+    assert "DESCRIBE_CONFIGS is not allowed" in caplog.text
 
 
 def test_an_old_broker(fake: FakeCluster, copy: Path) -> None:

@@ -34,6 +34,7 @@ from lastword.server.security import Users, read_users, write_users
 from tests.server.certificates import Pem, made_pem
 from tests.server.client import Client, batch, fetch_request
 from tests.server.test_clients import read
+from tests.support.waiting import until
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 USERS = {"ada": "secret, =\u00e9", "bob": "other"}
@@ -460,3 +461,14 @@ def test_hostile_clients_of_tls(serve: Serve, pem: Pem, caplog: pytest.LogCaptur
         sock.close()
     assert not [record for record in caplog.records if record.exc_info]
     assert any("no handshake of TLS" in record.getMessage() for record in caplog.records)
+
+
+def test_a_server_starts_again_on_the_port_of_one_that_closed_its_connections(tmp_path: Path) -> None:
+    """The kernel keeps such a connection for a minute."""
+    with lastword.serve(tmp_path / "data", "127.0.0.1:0") as server:
+        client = socket.create_connection(("127.0.0.1", server.port))
+        until(lambda: len(server.connections) == 1)
+    with client:
+        assert client.recv(1) == b""
+    with lastword.serve(tmp_path / "data", f"127.0.0.1:{server.port}") as again:
+        assert again.port == server.port

@@ -295,7 +295,7 @@ def command(
             name,
             cls=shown,
             help=text,
-            short_help=text.splitlines()[0],
+            short_help=text.partition("\n")[0],
             epilog="\b\nExamples:\n" + "\n".join(f"  {line.strip()}" for line in examples.splitlines()),
         )(run)
         return fn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -34,6 +35,7 @@ from lastword.errors import (
     InvalidSettingError,
     LastwordError,
     LeaseRefusedError,
+    NotALogDirError,
     PartialFailure,
     StorageError,
     UsageError,
@@ -75,7 +77,6 @@ def create(
         lastword create data events --partitions 4 --set cleanup.policy=delete --set retention.ms=7d
         lastword create data totals --key-serializer str --value-serializer int64 --set cleanup.policy=compact
     """
-    from lastword.api.open_dirs import refuse_unread
     from lastword.api.topics import settings_of_new
 
     if partitions > MANY:
@@ -94,8 +95,8 @@ def create(
     try:
         config: dict[str, Any] = dict(settings_of(settings))
         saved = settings_of_new(topic, **formats, config=config)  # a mistake leaves no new directory behind
-        if out.config is not None and not (is_url(directory) or Path(directory).exists()):
-            refuse_unread(Settings.load(target.paths, out.config), out.config, topic, saved)
+        if out.config is not None:
+            _refuse_unread(out, out.config, target, topic, saved)
     except InvalidSettingError as error:
         if not Path(directory).exists():
             error.remedy = "correct it; the page on settings in the documentation lists all of them"
@@ -112,6 +113,21 @@ def create(
         partitions=partitions,
         policy=text,
     )
+
+
+def _refuse_unread(out: Session, file: str, target: Target, topic: str, settings: dict[str, Any]) -> None:
+    """Raise UsageError if settings of a new topic would not apply, before a directory or a log is made."""
+    from lastword.api.open_dirs import refuse_unread
+    from lastword.files import DEFAULT
+
+    present = [
+        path for path in target.paths if is_url(path) or (DEFAULT.is_dir(path) and DEFAULT.listdir(path))
+    ]
+    if present:
+        with suppress(NotALogDirError), out.open(Target(present, [], None)) as logs:
+            logs.dirs.check_new_topic(topic, settings)
+            return
+    refuse_unread(Settings.load((), file), file, topic, settings)
 
 
 @command("config", usage="DIR [TOPIC...]", changes=True)

@@ -596,6 +596,8 @@ class Server(Closing):
         self.terms = Terms(self, logs)
         self.handle: Callable[[Request[Any], Peer], Answer]
         self.begin_term()
+        # Connections inherit the option. Closed ones without it keep the next server from the address.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.listen(1024)
         self._thread = threading.Thread(target=self._run, name="lastword-serve", daemon=True)
         self._thread.start()
@@ -870,6 +872,8 @@ def bound(options: Options) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        # Else Linux lets another socket bind to the address, and listen, until this one listens.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         listener.setblocking(False)
     except OSError as error:
         listener.close()
