@@ -516,7 +516,8 @@ class Ledger:
                 if not ages:
                     return False
             elif into is None and self.files.derived_cost and self.saved != "nothing":
-                if _equal(clocks, self._saved_clocks):
+                saved = self._saved_clocks
+                if saved is not None and all(map(np.array_equal, clocks, saved)):
                     return False
                 whole = self.saved == "whole"  # which the clocks alone would replace
         more = {"t": self.write_clock, "seen": list(self.reached)}
@@ -604,10 +605,6 @@ class Watched(Segment):
         assert isinstance(reader, ChunkReader)
         reader.set_observer(partial(self._running.count_removals, dead=self._dead))
         return reader
-
-
-def _equal(clocks: Clocks, others: Clocks | None) -> bool:
-    return others is not None and all(map(np.array_equal, clocks, others))
 
 
 def _portions(segments: Sequence[Segment]) -> deque[list[Segment]]:

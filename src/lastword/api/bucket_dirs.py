@@ -24,7 +24,7 @@ from lastword.api.open_dirs import Ack, Mode, OpenDirs, PathLike
 from lastword.api.record import size_of
 from lastword.api.short_commits import ShortCommits
 from lastword.bucket.collect import Collection, collect, drop_removed_bytes, missing_objects
-from lastword.bucket.commit import CLOCK_OBJECT, Bucket, KeptCopy
+from lastword.bucket.commit import CLOCK_OBJECT, Bucket, KeptCopy, Loaded
 from lastword.bucket.files import BucketFiles
 from lastword.bucket.manifest import OBJECTS, is_object, lost_manifest
 from lastword.bucket.servers import ServerSession
@@ -42,7 +42,6 @@ from lastword.partition.directory_segments import read_log_start
 from lastword.segment import names
 
 if TYPE_CHECKING:
-    from lastword.bucket.commit import Loaded
     from lastword.bucket.manifest import Changes, Entry, ManifestVersion, ServerNode
     from lastword.partition.tail import Changed
 

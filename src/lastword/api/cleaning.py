@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from lastword.api.open_dirs import named_topics
+from lastword.api.open_dirs import OpenDirs, Topics, named_topics
 from lastword.cleaner.policy.choose import by_accounts
 from lastword.cleaner.policy.plan import CleanRequest, Plan, Reason
 from lastword.errors import (
@@ -34,7 +34,6 @@ from lastword.partition.reads import read_again
 from lastword.values import Meter, ProgressLike, plural
 
 if TYPE_CHECKING:
-    from lastword.api.open_dirs import OpenDirs, Topics
     from lastword.cleaner.drive import DriveCleaner, InlineExecutor
     from lastword.cleaner.engine.report import CleanRound
     from lastword.cleaner.inspection import DrivePartition

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from lastword.accounts import has_accounts
+from lastword.accounts import PartitionAccount, has_accounts
 from lastword.cleaner.policy import quarantine
 from lastword.cleaner.policy.choose import corrected_first_dirty
 from lastword.errors import (
@@ -40,7 +40,6 @@ from lastword.units import format_bytes, format_time
 from lastword.values import Meter, ProgressLike, Value, plural, sums
 
 if TYPE_CHECKING:
-    from lastword.accounts import PartitionAccount
     from lastword.accounts.ledger import Ledger
     from lastword.api.open_dirs import By, OpenDirs, Topics
     from lastword.config import Settings

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
-from lastword.bucket.files import Numbers
-from lastword.bucket.manifest import Entry
+from lastword.bucket.files import BucketFiles, Numbers
+from lastword.bucket.manifest import Entry, ManifestVersion
 from lastword.bucket.short_commit import OpenLogNeeded, PartitionEnd, ShortAppend, SnapshotDue
 from lastword.logdir import LogDirectory
 from lastword.logdir.checkpoints import TopicPartition, format_offsets
@@ -21,8 +21,6 @@ from lastword.segment import names
 if TYPE_CHECKING:
     from lastword.api.open_dirs import OpenDirs
     from lastword.bucket.commit import Bucket, KeptCopy
-    from lastword.bucket.files import BucketFiles
-    from lastword.bucket.manifest import ManifestVersion
     from lastword.clock import Clock
     from lastword.config import Settings, TopicConfig
     from lastword.partition.appending import AppendedBatch, Batch

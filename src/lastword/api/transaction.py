@@ -51,8 +51,8 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from lastword.api.batches import Packer, Rows
 from lastword.api.keys import LogMark, has_values
 from lastword.api.open_transactions import marker, newest_states, store_state
-from lastword.api.record import header_pairs
-from lastword.api.state import Items, Values
+from lastword.api.record import HeadersLike, header_pairs
+from lastword.api.state import Items, State, Values
 from lastword.api.topics import create_topics, open_topic
 from lastword.errors import (
     BusyError,
@@ -87,8 +87,6 @@ if TYPE_CHECKING:
     from lastword.api.contents import Contents
     from lastword.api.indexed_contents import IndexedContents
     from lastword.api.open_dirs import OpenDirs
-    from lastword.api.record import HeadersLike
-    from lastword.api.state import State
     from lastword.api.topic import Topic
     from lastword.partition.log import PartitionLog
     from lastword.partition.producer_state import Producer

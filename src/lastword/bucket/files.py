@@ -18,21 +18,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from lastword.bucket.manifest import Entry, ManifestVersion, Patch
-from lastword.bucket.reading import CHANGE_BLOCKS, FIRST_BYTES
+from lastword.bucket.reading import CHANGE_BLOCKS, FIRST_BYTES, ObjectReads
 from lastword.bucket.scratch import LocalFile, ScratchSpace
 from lastword.errors import FileTakenError, FileVanishedError, LastwordError, NotPermittedError, StorageError
-from lastword.files import FileFacts, Files, Handle
-from lastword.files.interface import Buffer, Path
+from lastword.files import FileFacts, FileLock, Files, Handle
+from lastword.files.interface import Buffer, Path, Steps
 from lastword.segment import names
-
-if TYPE_CHECKING:
-    from lastword.bucket.reading import ObjectReads
-    from lastword.files import FileLock
-    from lastword.files.interface import Steps
-
 
 REQUEST_BYTES = 3_000_000
 """The cost of a request, in bytes that a connection reads meanwhile: 30 ms at 100 MB/s."""

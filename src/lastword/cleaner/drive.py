@@ -22,7 +22,7 @@ from lastword.accounts import DriveAccount, PartitionAccount, SegmentAccount
 from lastword.cleaner.engine.cleaning import CleanContext
 from lastword.cleaner.engine.liveness import KeptAccounts, not_worth_it, refresh
 from lastword.cleaner.engine.partition import clean_partition, dry_run
-from lastword.cleaner.engine.throttle import Stopped
+from lastword.cleaner.engine.throttle import DriveBudget, Stopped
 from lastword.cleaner.inspection import (
     DrivePartition,
     inspect,
@@ -33,7 +33,7 @@ from lastword.cleaner.inspection import (
     worst_account,
 )
 from lastword.cleaner.policy import quarantine
-from lastword.cleaner.policy.generational import Choice, DriveChooser, because, disjoint
+from lastword.cleaner.policy.generational import Choice, DriveChooser, SegmentRun, because, disjoint
 from lastword.cleaner.policy.plan import NOT_WORTH_IT, QUARANTINED, Plan
 from lastword.errors import LastwordError
 from lastword.logdir.checkpoints import TopicPartition
@@ -43,8 +43,6 @@ from lastword.values import ProgressLike
 if TYPE_CHECKING:
     from lastword.accounts.ledger import Ledger
     from lastword.cleaner.engine.report import CleanRound
-    from lastword.cleaner.engine.throttle import DriveBudget
-    from lastword.cleaner.policy.generational import SegmentRun
     from lastword.clock import Clock
     from lastword.config import TopicConfig
     from lastword.logdir.ledgers import Ledgers

@@ -504,7 +504,8 @@ def chosen(tp: TopicPartition, first: LogDirectory, second: LogDirectory) -> Log
         note = read_move_note(target.files, target.directory(*tp))
         if note is None or note.source != directory_name(source.files, source.path):
             continue
-        if note.log_end == _log_end(source, tp):
+        segments = DirectorySegments(source.files, source.directory(*tp))
+        if note.log_end == PartitionView.load(segments).log_end:
             return target
     raise DuplicatePartitionError(
         f"{tp} is in {first.path} and in {second.path}",
@@ -540,7 +541,3 @@ def settle(tp: TopicPartition, first: LogDirectory, second: LogDirectory) -> Log
         source.discard(tp)
         remove_move_note(target.files, target.directory(*tp))
     return target
-
-
-def _log_end(directory: LogDirectory, tp: TopicPartition) -> int:
-    return PartitionView.load(DirectorySegments(directory.files, directory.directory(*tp))).log_end

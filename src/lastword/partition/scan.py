@@ -20,7 +20,7 @@ from lastword.metrics import READ_BYTES
 from lastword.partition.reads import read_batches, read_chunks
 from lastword.partition.transactions import BatchOutcome, Outcomes
 from lastword.partition.view import PartitionView
-from lastword.records.batch import fields_of, payload_of, record_of
+from lastword.records.batch import BatchHeader, fields_of, payload_of, record_of
 from lastword.records.formats import read_records
 from lastword.records.record import RawRecord
 from lastword.segment.segment import Segment
@@ -28,7 +28,6 @@ from lastword.wire import SMALLEST_RECORD_BYTES
 
 if TYPE_CHECKING:
     from lastword.partition.log import PartitionLog
-    from lastword.records.batch import BatchHeader
     from lastword.records.chunk import Chunk
     from lastword.records.columns import RecordColumns
 

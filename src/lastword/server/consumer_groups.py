@@ -52,13 +52,12 @@ from lastword.server.consumer_group_state import (
     with_current,
 )
 from lastword.server.coordinator import matching
-from lastword.server.group_store import GROUP_OPERATIONS, Group, answer_of
+from lastword.server.group_store import GROUP_OPERATIONS, Group, GroupStore, answer_of
 from lastword.server.timers import NO_TIMER
 from lastword.server.topics import Refused, Refusing
 
 if TYPE_CHECKING:
     from lastword.server.context import Handlers, ServerContext
-    from lastword.server.group_store import GroupStore
     from lastword.server.security import Peer
 
 LEAVES, LEAVES_FOR_A_WHILE = -1, -2

@@ -29,7 +29,7 @@ from lastword.server.classic_groups import ClassicGroup, ClassicGroups
 from lastword.server.consumer_group_state import KEYS as CONSUMER_KEYS
 from lastword.server.consumer_group_state import ConsumerGroup
 from lastword.server.consumer_groups import ConsumerGroups
-from lastword.server.coordinator import StoredRecord
+from lastword.server.coordinator import CoordinatorTopic, StoredRecord
 from lastword.server.group_leases import GroupLeases
 from lastword.server.group_store import Group, GroupStore, OtherGroup, answer_of
 from lastword.server.offsets import Offsets, offset_key
@@ -38,7 +38,6 @@ from lastword.server.topics import GROUPS_TOPIC, Refused, Refusing
 
 if TYPE_CHECKING:
     from lastword.server.context import Handler, Handlers, ServerContext
-    from lastword.server.coordinator import CoordinatorTopic
     from lastword.server.security import Peer
 
 RENEWALS = 8

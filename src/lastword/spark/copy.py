@@ -38,7 +38,7 @@ from lastword.objects import is_url
 from lastword.spark.bootstrap import check_seen, need_pyspark, shared_log, shared_path
 from lastword.spark.bucket import begin_uploads, bucket_at, files_at, open_logs, private_copy, transaction
 from lastword.spark.options import StorageOptions
-from lastword.values import in_groups
+from lastword.values import ProgressLike, in_groups
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from lastword.api.open_dirs import OpenDirs
     from lastword.bucket.manifest import Entry
     from lastword.logdir.copies import Brought, SourceFile, SourceLog
-    from lastword.values import ProgressLike
 
 ATTEMPTS = 20
 """How often a partition is copied again because a cleaning has replaced its files."""

@@ -36,7 +36,7 @@ from lastword.cleaner.policy.plan import (
     NO_POLICY,
     UNDECIDED_TRANSACTION,
 )
-from lastword.config import TOPIC_SETTINGS
+from lastword.config import TOPIC_SETTINGS, TopicConfig
 from lastword.errors import DataError, FileVanishedError
 from lastword.segment import names
 from lastword.units import format_bytes, format_duration, format_time
@@ -44,7 +44,6 @@ from lastword.values import Value
 from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
-    from lastword.config import TopicConfig
     from lastword.partition.view import PartitionView
     from lastword.segment.segment import Segment
 

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 from lastword.cleaner.engine.report import BuiltGroup, ScanStats, TombstonesWaiting
-from lastword.cleaner.engine.throttle import PacedHandle, PacedStored, Stopped
+from lastword.cleaner.engine.throttle import DriveBudget, PacedHandle, PacedStored, Stopped
 from lastword.cleaner.engine.transactions import TransactionFacts
 from lastword.cleaner.policy.groups import OutputLimits, SegmentGroup
 from lastword.cleaner.policy.plan import Plan, Reason
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from lastword.cleaner.engine.throttle import DriveBudget
     from lastword.resolve import Resolution
     from lastword.resolve.survivors import Survivors
 

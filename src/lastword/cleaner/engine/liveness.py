@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from lastword.accounts import DriveAccount, PartitionAccount
-from lastword.accounts.ledger import Watched
+from lastword.accounts.ledger import Ledger, Watched
 from lastword.cleaner.engine import lease_guard, report
 from lastword.cleaner.engine.build import threads_for
 from lastword.cleaner.engine.cleaning import (
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from lastword.accounts.ledger import Ledger
     from lastword.config import TopicConfig
     from lastword.resolve import Resolution, ScratchPlace, SegmentFacts
     from lastword.resolve.survivors import Survivors

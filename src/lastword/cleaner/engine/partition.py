@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lastword.cleaner.engine.cleaning import CleanContext, clean
+from lastword.cleaner.engine.cleaning import CleanContext, Liveness, clean
 from lastword.cleaner.engine.report import CleanRound
 from lastword.cleaner.policy import quarantine
 from lastword.cleaner.policy.choose import choose_for, roll_for_cleaning
@@ -24,7 +24,6 @@ from lastword.partition.view import PartitionView
 
 if TYPE_CHECKING:
     from lastword.accounts.ledger import Ledger
-    from lastword.cleaner.engine.cleaning import Liveness
     from lastword.cleaner.policy.generational import SegmentRun
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from lastword.cleaner.engine import lease_guard, report
 from lastword.cleaner.engine.build import rewrite_each
-from lastword.cleaner.engine.cleaning import Sink
+from lastword.cleaner.engine.cleaning import Liveness, RewriteInput, Sink
 from lastword.cleaner.engine.report import (
     BuiltGroup,
     CleanRound,
@@ -32,7 +32,6 @@ from lastword.resolve.hash_map import HashesUnsure
 from lastword.segment.segment import Segment
 
 if TYPE_CHECKING:
-    from lastword.cleaner.engine.cleaning import Liveness, RewriteInput
     from lastword.partition.directory_segments import DirectorySegments
     from lastword.partition.log import PartitionLog
     from lastword.partition.view import PartitionView
