@@ -473,7 +473,12 @@ def outcome_beside_the_end(root: Path, at: int, change: str) -> str | None:
 
 
 @pytest.mark.parametrize(
-    ("change", "taken"), [("advance", "taken, 12"), ("release", "taken, None"), ("release again", "")]
+    ("change", "taken"),
+    [
+        pytest.param("advance", "taken, 12", marks=pytest.mark.slow),
+        ("release", "taken, None"),
+        ("release again", ""),
+    ],
 )
 def test_a_lease_that_is_written_at_the_end_of_a_move_is_refused(
     tmp_path: Path, change: str, taken: str
