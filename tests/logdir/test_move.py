@@ -416,6 +416,86 @@ def lost_leases(root: Path, at: int, *, inside: str, every: int) -> list[str] | 
     return lost
 
 
+def outcome_beside_the_end(root: Path, at: int, change: str) -> str | None:
+    """Change a lease while a move ends between two calls of the reader; return its position, or the error.
+
+    Args:
+        root: What `prepare` has made.
+        at: The number of the reader's call; those before follow the copy of the leases. None: there is none.
+        change: "advance" to 12, "release", or "release again" a lease that is only in the target.
+    """
+    path = str(root / "a" / "users-0")
+    leases.place(UNSYNCED, path, "held", 8, max_age_ms=1000, now_ms=NOW)
+    files, calls = RecordingFiles(UNSYNCED), iter(range(100))
+    a, b = both(root)
+    reached, gone = threading.Event(), threading.Event()
+
+    def stop(_: Call) -> None:
+        if next(calls) == at:
+            reached.set()
+            gone.wait(30)
+
+    def write() -> None:
+        if change == "advance":
+            leases.advance(files, path, "held", 12, now_ms=NOW, log_start=7, log_end=20)
+        else:
+            leases.release(files, path, "held")
+
+    def discard(directory: LogDirectory, tp: TopicPartition) -> None:
+        if change == "release again":
+            Path(path, names.PRIVATE, names.LEASE + "held").unlink()
+        thread.start()
+        reached.wait(30)
+        real(directory, tp)
+        gone.set()
+
+    raised: list[str] = []
+
+    def work() -> None:
+        files.fail = stop
+        try:
+            write()
+        except LastwordError as error:
+            raised.append(type(error).__name__)
+        reached.set()
+
+    thread, real = threading.Thread(target=work), LogDirectory.discard
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LogDirectory, "discard", discard)
+        move(a, b, "users", 0)
+    thread.join()
+    left = leases.read(UNSYNCED, b.directory(*USERS), "held")
+    a.close()
+    b.close()
+    if next(calls) <= at:
+        return None
+    return raised[0] if raised else f"taken, {left and left.position}"
+
+
+@pytest.mark.parametrize(
+    ("change", "taken"),
+    [
+        pytest.param("advance", "taken, 12", marks=pytest.mark.slow),
+        ("release", "taken, None"),
+        ("release again", ""),
+    ],
+)
+def test_a_lease_that_is_written_at_the_end_of_a_move_is_refused(
+    tmp_path: Path, change: str, taken: str
+) -> None:
+    """The mark that refuses it goes with the directory, so a reader that looked late took its lease."""
+    refused = {"BusyError", "FileVanishedError", "LeaseRefusedError"}
+
+    def at(number: int) -> bool:
+        root = tmp_path / str(number)
+        prepare(root)
+        outcome = outcome_beside_the_end(root, number, change)
+        assert outcome in {None, taken, *refused}, number
+        return outcome is None
+
+    assert every_stop(at) > 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("inside", ["move", "lease"])
 def test_no_crash_of_a_move_loses_a_lease(tmp_path: Path, inside: str) -> None:

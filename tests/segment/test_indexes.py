@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from lastword.errors import FileVanishedError
-from lastword.files import DEFAULT
+from lastword.files import DEFAULT, OsFiles
 from lastword.segment.indexes import (
     LOADED,
+    NO_TIMESTAMP,
     IndexBuilder,
     LoadedIndexes,
     OffsetEntry,
@@ -121,6 +122,19 @@ def test_a_file_that_vanished_has_no_entry(tmp_path: Path, monkeypatch: pytest.M
     assert search.lookup(1007).position == search.last.position == 0
     monkeypatch.setattr(handle, "pread", lambda n, position: b"")
     assert search.lookup(1007).position == search.last.position == 0
+
+
+def test_a_file_that_vanished_before_its_size_was_read_has_no_entry(tmp_path: Path) -> None:
+    """Other files took the only descriptor meanwhile, so the handle had to open its file again."""
+    files, names = OsFiles(max_open=1), ("00.index", "other")
+    for name in names:
+        (tmp_path / name).write_bytes(OFFSETS)
+    handle = files.open_read(tmp_path / "00.index")
+    other = files.open_read(tmp_path / "other")
+    (tmp_path / "00.index").unlink()
+    assert len(OffsetSearch.in_file(handle, 1000, 1 << 20)) == 0
+    assert TimeSearch.in_file(handle, 1000).last == TimeEntry(NO_TIMESTAMP, 1000)
+    other.close()
 
 
 def test_the_order_is_checked_with_numpy_and_without(monkeypatch: pytest.MonkeyPatch) -> None:

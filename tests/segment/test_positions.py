@@ -60,6 +60,7 @@ STEPS = st.lists(
 )
 @example([(0, 1, 9)] * 6, 0, [(1 * 8 + 7, 4)], False)
 @example([(0, 1, 9)] * 6, 0, [(2 * 8 + 3, 4)], True)
+@example([(0, 4, 9)] * 3, 0, [(1 * 8 + 3, 11 ^ 9)], False)  # within its batch, [8, 12)
 def test_like_a_walk_from_the_first_byte(
     steps: list[tuple[int, int, int]], interval: int, flips: list[tuple[int, int]], in_file: bool
 ) -> None:
@@ -79,6 +80,8 @@ def test_like_a_walk_from_the_first_byte(
             for offset in offsets:
                 walked = next((at for last, at in batches if last >= offset), segment.size)
                 assert segment.position_of(offset) == walked
+                below = [last + 1 for last, _ in batches if last < offset]
+                assert segment.end_before(offset) == (below or [10])[-1]
                 assert segment.indexed_position(walked) in (0, *(at for _, at in batches))
         assert (segment._offset_index() is None) == (in_file and segment._offset_search is not None)
 

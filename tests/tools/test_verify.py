@@ -445,6 +445,12 @@ def test_a_run_of_the_key_index_is_checked_if_the_index_names_it(data, monkeypat
     assert problems(data) == [(run.name, "bad-key-index", True)]
 
 
+def test_a_key_index_that_cannot_be_read_hides_no_other_damage(data):
+    private(data, "lease-replica", b"x")
+    (data / "t-0" / "lastword" / "keys").symlink_to("keys")
+    assert sorted(problems(data)) == [("keys", "unreadable", False), ("lease-replica", "bad-lease", False)]
+
+
 def test_the_remedy_of_a_lease_and_of_a_quarantine(data):
     private(data, "lease-replica", b"x")
     private(data, "quarantine", b"x")

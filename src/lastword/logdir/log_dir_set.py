@@ -28,7 +28,8 @@ Readers without a lock write leases. The note has the checksums of those that we
 written to the source since is copied in step 4, or by `settle`. Each side writes first and reads afterwards:
 step 4 makes the mark `moving` and then copies, and a reader writes its lease and then looks for the mark
 (`partition.leases`). So either step 4 meets the lease, or the reader meets the mark, and knows that its lease
-is not taken: it writes to the target (`api.open_dirs`), or is refused if it has opened the source alone. The
+is not taken: it writes to the target (`api.open_dirs`), or is refused if it has opened the source alone. A
+reader that looks after step 5 meets neither mark nor directory, with the same result. The
 copies are durable before step 5, and a lease that was taken in the source before the mark is there as long as
 the source has its name. A reader that finds the target before step 3 is durable syncs its root.
 

@@ -22,7 +22,8 @@ miss each other, so each writes first and reads afterwards:
 
 A partition that moves to another directory closes its leases here (`close`) before they are copied, with the
 same order: a lease that is written before is copied, and the writer of a later one finds the mark and is
-refused, with a BusyError. So a lease that was taken is never left behind, whatever a crash undoes.
+refused, with a BusyError. At the end of the move the directory goes, and the mark with it: FileVanishedError.
+So a lease that was taken is never left behind, whatever a crash undoes.
 
 The side that is second reads what the other side wrote; at worst both stand back. A note is never lowered: a
 note that is too high refuses a lease that could have been taken, and a note that is too low would bring a
@@ -289,11 +290,17 @@ def _write_once(files: Files, directory: str, lease: LeaseFacts) -> LeaseFacts:
 
 
 def release(files: Files, directory: str, name: str) -> bool:
-    """Delete the lease. True if there was one. BusyError: as of `close`."""
+    """Delete the lease. True if there was one.
+
+    Raises:
+        BusyError: As of `close`.
+        FileVanishedError: The partition was moved or removed meanwhile.
+    """
     path = _path(directory, check_name(name))
     try:
         files.unlink(path)
     except FileVanishedError:
+        _check_open(files, directory)
         return False
     files.fsync_dir(os.path.dirname(path))
     _check_open(files, directory)
@@ -317,6 +324,13 @@ def _check_open(files: Files, directory: str) -> None:
             remedy="try again; a reader that has opened one directory of several must open all of them",
             file=directory,
         )
+    _check_there(files, directory)  # second: the mark goes with the directory
+
+
+def _check_there(files: Files, directory: str) -> None:
+    """Raise FileVanishedError if the directory is gone: then the absence of a file in it says nothing."""
+    if not files.exists(directory):
+        raise FileVanishedError(f"{directory} was moved or removed meanwhile", file=directory)
 
 
 def _path(directory: str, name: str) -> str:
@@ -445,8 +459,10 @@ def _advanced(
         if stays:
             taken = replace(taken, cuts=before.cuts, cut_from=before.cut_from)
     write(files, directory, taken)
+    known = removal_log.load(files, directory)
+    _check_there(files, directory)
     try:
-        _check(files, directory, name, stood, before, removal_log.load(files, directory), now_ms)
+        _check(files, directory, name, stood, before, known, now_ms)
     except LeaseRefusedError:
         if before is None:
             release(files, directory, name)

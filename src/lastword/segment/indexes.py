@@ -50,6 +50,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import chain, pairwise
 from operator import le, lt
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -90,7 +91,9 @@ class _Column:
         self._field = field
         self._start = start
         self._step = step
-        self.count = handle.size() // step
+        self.count = 0
+        with suppress(FileVanishedError):  # its idle descriptor was closed, and the file replaced
+            self.count = handle.size() // step
 
     def __len__(self) -> int:
         return self.count

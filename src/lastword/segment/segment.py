@@ -423,7 +423,10 @@ class Segment:
     def end_before(self, offset: int) -> int:
         """Return the next offset of the last batch that is wholly below `offset`; else the base offset."""
         end = self.base_offset
-        for header in self.headers(self._trusted(self.offset_search.lookup(offset - 1)).position):
+        position, header = self._trusted(self.offset_search.lookup(offset - 1))
+        if header is not None and header.last_offset >= offset:
+            position = 0  # the entry has a wrong offset, and the batch that is looked for is before it
+        for header in self.headers(position):
             if header.last_offset >= offset:
                 break
             end = header.next_offset

@@ -585,7 +585,7 @@ def _verify_partition_files(files: Files, directory: str, findings: Findings) ->
 
 def _runs_of_index(files: Files, directory: str) -> set[str]:
     """Return the names of the runs of the saved key index. Nothing reads another run."""
-    with suppress(CorruptFileError):  # the check of the manifest reports it
+    with suppress(LastwordError):  # the check of the manifest reports it
         manifest = key_manifest.load(files, directory)
         if manifest is not None:
             return {name for name, _ in manifest.runs}
