@@ -524,7 +524,7 @@ def test_a_forked_process_is_refused_and_does_not_hang(replies: Replies) -> None
 def test_a_large_file_is_not_read_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "large"
     file.write_bytes(bytes(remote.SINGLE_BYTES + 1))
-    monkeypatch.delattr(Path, "read_bytes")
+    monkeypatch.setattr(Path, "read_bytes", None)
     store = open_store("memory://files")
     store.put_file("large", str(file))
     facts = store.facts("large")

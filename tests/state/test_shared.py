@@ -150,6 +150,7 @@ def test_states_of_an_end_or_a_snapshot_are_not_shared(logs: Any, tmp_path: Path
     assert state.incr("a") == 2 and from_file.incr("a") == 3 and state.incr("a") == 4
     assert dict(old) == {"a": 1} and dict(state) == dict(from_file) == {"a": 4}
     state.close()
+    gc.collect()
     assert len(logs._states) == 0 and from_file["a"] == 4
 
 

@@ -578,7 +578,8 @@ class Reader(ProcessBound, Closing, Iterator[Record[K, V]], Generic[K, V]):
         """Return the remaining records as a dataset that DuckDB, Polars and DataFusion scan, without a copy.
 
         A scan reads from `position` on and does not move it. Only the columns that a scan names are made.
-        Iterating over the batches of a scan reads the log step by step, so a limit ends the read.
+        Iterating over the batches of a scan reads the log step by step, so a limit ends the read. Arrow reads
+        ahead meanwhile: if the engine is slow, up to 2 GiB (pyarrow 26).
 
         Raises:
             UsageError: The reader follows the log.

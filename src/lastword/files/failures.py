@@ -152,15 +152,20 @@ def translate(error: OSError, path: str, action: str) -> LastwordError:
     return StorageError(message, remedy="check the path and the drive", file=path, errno=error.errno)
 
 
-@contextmanager
-def translating(path: str | os.PathLike[str], action: str) -> Iterator[None]:
-    """Raise an OSError of the block as `translate` returns it; typed errors pass."""
-    try:
-        yield
-    except LastwordError:
-        raise
-    except OSError as error:
-        raise translate(error, os.fspath(path), action) from error
+class translating:
+    """Raise an OSError of the block as `translate` returns it; typed errors pass.
+
+    A `contextmanager` that raises another error leaves a circle of references on Python 3.12 and 3.13.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], action: str) -> None:
+        self._path, self._action = path, action
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, OSError) and not isinstance(error, LastwordError):
+            raise translate(error, os.fspath(self._path), self._action) from error
 
 
 def _permission_remedy(error: OSError, path: str) -> str:
