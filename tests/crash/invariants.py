@@ -28,14 +28,13 @@ from typing import Any, NamedTuple
 
 from lastword.clock import Clock
 from lastword.config import Settings
-from lastword.errors import DataError, LastwordError
+from lastword.errors import CorruptBatchError, DataError, LastwordError
 from lastword.files import Files
 from lastword.logdir import LogDirectory
 from lastword.partition import PartitionLog, PartitionView, scan
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.transactions import control_of
 from lastword.records.batch import read_records
-from lastword.records.formats import crc_ok
 from lastword.segment import names
 from lastword.segment.recover import inspect
 from tests.crash.history import Attempt, Partition
@@ -216,17 +215,19 @@ def _read(
     log: PartitionLog | PartitionView, damage: list[Violation], collected: list[Attempt] | None = None
 ) -> list[Attempt]:
     records: list[Attempt] = [] if collected is None else collected
-    for segment, header, data in log.batches(log.log_start):
-        if not crc_ok(data, header, 0):
-            damage.append(Violation("I9", f"the batch at {header.base_offset} has a wrong checksum"))
-            continue
-        if header.control:
-            continue
-        records += [
-            Attempt(r.offset, r.timestamp, r.key, r.value, tuple(r.headers), header.producer_id)
-            for r in read_records(data, header, segment.file, position=0)
-            if r.offset >= log.log_start
-        ]
+    try:
+        for segment, header, data in log.batches(log.log_start):
+            if header.control:
+                continue
+            records += [
+                Attempt(r.offset, r.timestamp, r.key, r.value, tuple(r.headers), header.producer_id)
+                for r in read_records(data, header, segment.file, position=0)
+                if r.offset >= log.log_start
+            ]
+    except CorruptBatchError as error:
+        if error.code != "bad-crc":
+            raise
+        damage.append(Violation("I9", str(error)))
     return records
 
 
@@ -237,9 +238,10 @@ def judge(log: PartitionLog, known: Partition, *, kill: bool) -> Iterator[Violat
     yield from damage
     yield from offsets_rise(log.name, records)
     yield from contents(log, records, known, kill=kill)
-    yield from lookups(log)
-    yield from index_files(log)
-    yield from transactions(log)
+    if not damage:  # else the calls below may raise
+        yield from lookups(log)
+        yield from index_files(log)
+        yield from transactions(log)
     return records
 
 
