@@ -7,7 +7,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 LOWEST := .venv-lowest
 # Processes of pytest for the local tests. Each waits at times: for a process, a timeout or a lock.
-WORKERS ?= 3
+WORKERS ?= 2
 LOCAL_TESTS := -m pytest -n $(WORKERS) --dist worksteal
 export PYSPARK_PYTHON := $(abspath $(PY))
 export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
