@@ -30,7 +30,7 @@ from links import absolute, relative
 ROOT = Path(__file__).parent.parent
 HOME = ROOT / "build" / "release"
 TOOLS = ("build>=1.2", "twine>=6")
-MOST_BYTES = {".whl": 1536 << 10, ".gz": 4_000_000}
+MOST_BYTES = {".whl": 1_600_000, ".gz": 4_000_000}
 ADDRESS = "the address of the repository is not set: `repository` in [tool.lastword] of pyproject.toml"
 
 
