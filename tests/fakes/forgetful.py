@@ -192,7 +192,7 @@ class Image:
 
 @dataclass
 class _Moment:
-    """What all images of a moment have in common: the crashes of one moment differ in its pending changes.
+    """The part that all images of a moment share. The crashes of a moment differ in its pending changes.
 
     `contents`: bytes of the files, without their pending writes. `names`: all changes of names, because one
     that is safe may follow a pending one of the same name.

@@ -631,7 +631,7 @@ def test_planted_a_source_that_takes_leases_until_its_name_is_gone(
 
 
 def test_a_lease_that_is_not_copied_yet_is_not_reported_as_released(tmp_path: Path) -> None:
-    """After a crash between the two renames, as long as nobody has opened the directories to append."""
+    """After a crash between the two renames, and before an opening to append finishes the move."""
     root, image_path = tmp_path / "root", tmp_path / "image"
     roots = [image_path / "a", image_path / "b"]
     prepare(root)

@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
 
 class Lifetimes(NamedTuple):
-    """What a state hides: values that had expired when the read began, and maybe those up to its end."""
+    """The values that a state hides: those expired when the read began, and perhaps those up to its end."""
 
     topic_ttl_ms: int = -1
     begin_ms: float = -math.inf

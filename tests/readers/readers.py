@@ -163,7 +163,7 @@ def read_keys(journey: Journey) -> None:
 
 
 ABSENT_KEY = b"k1000"
-"""A key that nobody writes."""
+"""A key that no writer writes."""
 
 
 def get(journey: Journey) -> None:
