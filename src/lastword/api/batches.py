@@ -263,7 +263,9 @@ class Packer:
     def check_fits(self, key: bytes, value: bytes | None, headers: tuple[Header, ...] = ()) -> None:
         """Raise RecordTooLargeError if the batch of a single record would be too large."""
         # A batch adds less than 512 bytes, and compression not as much again: most records are not built.
-        size_bytes = len(key) + len(value or b"") + sum(len(n) * 4 + len(v or b"") for n, v in headers)
+        size_bytes = len(key) + len(value or b"")
+        if headers:
+            size_bytes += sum(len(n) * 4 + len(v or b"") for n, v in headers)
         if 2 * size_bytes + 512 > self.limit:
             self.one(key, value, 0, headers, 0)
 
@@ -417,7 +419,8 @@ class Packer:
 
     def check_new(self, key: bytes | None, value: bytes | None, headers: tuple[Header, ...]) -> None:
         """Raise KeyRequiredError or RecordTooLargeError for a record that cannot be appended."""
-        self._check(key, 0)
+        if key is None:
+            self._check(key, 0)
         self.check_fits(key or b"", value, headers)
 
     def built(
@@ -448,12 +451,9 @@ class Packer:
             rows.keys, rows.values, rows.timestamps, rows.headers, strict=True
         ):
             # Varints and attributes of a record take at most 32 bytes.
-            weight = (
-                len(key or b"")
-                + len(value or b"")
-                + 32
-                + sum(len(n) * 4 + len(v or b"") + 10 for n, v in headers)
-            )
+            weight = len(key or b"") + len(value or b"") + 32
+            if headers:
+                weight += sum(len(n) * 4 + len(v or b"") + 10 for n, v in headers)
             if len(builder) and builder.size_estimate + weight > limit:
                 batches.append(builder.build())
                 sequence += len(builder)

@@ -162,7 +162,8 @@ class _Changes:
         parts: dict[int, Rows] = {}
         for partition, key, value, headers, timestamp in self.rows:
             number = packer.assigner.of(key, partition)
-            parts.setdefault(number, Rows()).add(key, value, packer.timestamp_of(timestamp, now_ms), headers)
+            rows = parts.get(number) or parts.setdefault(number, Rows())
+            rows.add(key, value, packer.timestamp_of(timestamp, now_ms), headers)
         for number, rows in parts.items():
             yield (topic.name, number), packer, rows
 
@@ -186,7 +187,7 @@ class _Changes:
 
 def _size_of(key: bytes | None, value: bytes | None, headers: Iterable[Header]) -> int:
     """Return the memory that a record takes, about."""
-    in_headers = sum([len(name.encode()) + len(data or b"") for name, data in headers])
+    in_headers = sum([len(name.encode()) + len(data or b"") for name, data in headers]) if headers else 0
     return RECORD_BYTES + len(key or b"") + len(value or b"") + in_headers
 
 
@@ -377,7 +378,8 @@ class Transaction:
         packer = changes.topic.packer
         if partition is not None:
             packer.assigner.checked(partition)
-        packer.timestamp_of(timestamp, self._dirs.clock.now_ms())
+        if timestamp is not None:
+            packer.timestamp_of(timestamp, self._dirs.clock.now_ms())
         pairs = header_pairs(headers) if headers else ()
         self._add(changes, *packer.encode(key, value), pairs, timestamp, partition)
 

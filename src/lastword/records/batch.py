@@ -606,10 +606,19 @@ class BatchBuilder:
             raise UsageError(f"{timestamp} is not a timestamp", remedy="milliseconds since 1970, below 2^63")
         if self._count == 0:
             self._base_timestamp = timestamp
-        before_key, key = (_NULL, b"") if key is None else (encode_varint(len(key)), key)
-        before_value, value = (_NULL, b"") if value is None else (encode_varint(len(value)), value)
+        if key is None:
+            before_key, key = _NULL, b""
+        else:
+            size = len(key)
+            before_key = LENGTHS[size] if size < _KNOWN_LENGTHS else encode_varint(size)
+        if value is None:
+            before_value, value = _NULL, b""
+        else:
+            size = len(value)
+            before_value = LENGTHS[size] if size < _KNOWN_LENGTHS else encode_varint(size)
         time_delta = encode_varint(timestamp - self._base_timestamp)
-        parts = [b"\0", time_delta, encode_varint(delta), before_key, key, before_value, value]
+        offset = LENGTHS[delta] if delta < _KNOWN_LENGTHS else encode_varint(delta)
+        parts = [b"\0", time_delta, offset, before_key, key, before_value, value]
         if headers:
             self._put_headers(parts, headers)
         else:
@@ -618,7 +627,7 @@ class BatchBuilder:
         size = len(body)
         if size > INT32_MAX - HEADER_BYTES - 5:
             raise RecordTooLargeError(f"a record of {size} bytes exceeds what a batch can hold")
-        record = encode_varint(size) + body
+        record = (LENGTHS[size] if size < _KNOWN_LENGTHS else encode_varint(size)) + body
         self._records.append(record)
         self._count += 1
         self._last_delta = delta
