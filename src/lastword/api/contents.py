@@ -160,9 +160,8 @@ class Contents:
         self._settings = self._log_dir.settings  # before the time to live: older ones only compare again
         self.ttl_ms = -1 if self._is_past else self._saved_ttl_ms()
         self._expiry: dict[bytes, int] = {}  # for keys whose value expires
-        self._expiring: list[
-            tuple[int, bytes]
-        ] = []  # a heap; an entry is valid if `_expiry` has the same time
+        self._expiring: list[tuple[int, bytes]] = []
+        """A heap. An entry is valid if `_expiry` has the same time."""
         self._own_ttl_ms: dict[bytes, int] = {}
         self._changed = Changed()
         self._is_taking = False

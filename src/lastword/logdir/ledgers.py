@@ -263,10 +263,8 @@ class Ledgers:
     @property
     def memory_bytes(self) -> int:
         """Bytes of memory of all ledgers."""
-        with self._lock:
-            held = [
-                slot.ledger for slot in self._slots.values()
-            ]  # a copy: other threads drop theirs meanwhile
+        with self._lock:  # a copy: other threads drop theirs meanwhile
+            held = [slot.ledger for slot in self._slots.values()]
         return sum(ledger.memory_bytes for ledger in held if ledger is not None)
 
     def _known_bytes(self) -> int:

@@ -119,9 +119,8 @@ class Segment:
     ) -> Segment:
         """Return the segment with another end. Both share the open file and the indexes."""
         if active and self._handle is not None:
-            self._handle.may_shrink_to(
-                size
-            )  # bytes behind the end are zeros, or an append of a killed writer
+            # The bytes behind the end are zeros, or an append of a killed writer.
+            self._handle.may_shrink_to(size)
         return self._with(
             size=size, active=active, _next_offset=next_offset, _largest_timestamp=largest_timestamp
         )
