@@ -388,10 +388,8 @@ def _each(parts: Mapping[int, T], work: Callable[[int, T], U]) -> tuple[dict[int
     done: dict[int, U] = {}
     failed: list[LastwordError] = []
     for number, part in parts.items():
-        try:
+        with PartialFailure.collecting(failed, DataError, StorageError, BusyError):
             done[number] = work(number, part)
-        except (DataError, StorageError, BusyError) as error:
-            failed.append(error)
     return done, failed
 
 
