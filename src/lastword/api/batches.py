@@ -53,7 +53,7 @@ class PartitionAssigner:
 
     def checked(self, given: int) -> int:
         """Return the number; UsageError if the topic has no such partition."""
-        number = as_int(given)
+        number = given if type(given) is int else as_int(given)
         if number is None or not 0 <= number < self.partitions:
             raise UsageError(
                 f"{self.topic} has no partition {given!r}",
@@ -263,7 +263,9 @@ class Packer:
     def check_fits(self, key: bytes, value: bytes | None, headers: tuple[Header, ...] = ()) -> None:
         """Raise RecordTooLargeError if the batch of a single record would be too large."""
         # A batch adds less than 512 bytes, and compression not as much again: most records are not built.
-        size_bytes = len(key) + len(value or b"") + sum(len(n) * 4 + len(v or b"") for n, v in headers)
+        size_bytes = len(key) + len(value or b"")
+        if headers:
+            size_bytes += sum(len(n) * 4 + len(v or b"") for n, v in headers)
         if 2 * size_bytes + 512 > self.limit:
             self.one(key, value, 0, headers, 0)
 

@@ -71,7 +71,8 @@ class TopicViews:
     @property
     def packer(self) -> Packer:
         """Packs records with the settings of now."""
-        self._take_settings()
+        if self.dirs.directories[0].settings is not self._settings:
+            self._take_settings()
         return self._packer
 
     @cached_property

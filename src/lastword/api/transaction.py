@@ -89,7 +89,6 @@ if TYPE_CHECKING:
     from lastword.api.open_dirs import OpenDirs
     from lastword.api.topic import Topic
     from lastword.partition.log import PartitionLog
-    from lastword.partition.producer_state import Producer
     from lastword.records.record import Header
 
 POSITIONS_TOPIC = "__lastword_positions"
@@ -161,8 +160,12 @@ class _Changes:
         packer, now_ms = topic.packer, dirs.clock.now_ms()
         parts: dict[int, Rows] = {}
         for partition, key, value, headers, timestamp in self.rows:
-            number = packer.assigner.of(key, partition)
-            parts.setdefault(number, Rows()).add(key, value, packer.timestamp_of(timestamp, now_ms), headers)
+            number, when = packer.assigner.of(key, partition), now_ms
+            if timestamp is not None:
+                when = packer.timestamp_of(timestamp, now_ms)
+            if number not in parts:
+                parts[number] = Rows()
+            parts[number].add(key, value, when, headers)
         for number, rows in parts.items():
             yield (topic.name, number), packer, rows
 
@@ -186,7 +189,7 @@ class _Changes:
 
 def _size_of(key: bytes | None, value: bytes | None, headers: Iterable[Header]) -> int:
     """Return the memory that a record takes, about."""
-    in_headers = sum([len(name.encode()) + len(data or b"") for name, data in headers])
+    in_headers = sum([len(name.encode()) + len(data or b"") for name, data in headers]) if headers else 0
     return RECORD_BYTES + len(key or b"") + len(value or b"") + in_headers
 
 
@@ -264,6 +267,7 @@ class StateChanges(MutableMapping[Any, Any]):
         return Values(self)
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        self._transaction._require_open()
         data = self._key.encode(key, "key"), self._value.encode(value, "value")
         self._transaction._add(self._changes, *data, self._state._headers, replaces=True)
 
@@ -338,8 +342,7 @@ class Transaction:
             raise UsageError("the transaction is not open", remedy="with logs.transaction() as tx: ...")
 
     def _add(self, changes: _Changes, *record: Any, replaces: bool = False) -> None:
-        """Add an encoded record."""
-        self._require_open()
+        """Add an encoded record, in the block."""
         key, value = record[:2]
         headers = record[2] if len(record) > 2 else ()
         changes.topic.packer.check_new(key, value, headers)
@@ -377,7 +380,8 @@ class Transaction:
         packer = changes.topic.packer
         if partition is not None:
             packer.assigner.checked(partition)
-        packer.timestamp_of(timestamp, self._dirs.clock.now_ms())
+        if timestamp is not None:
+            packer.timestamp_of(timestamp, self._dirs.clock.now_ms())
         pairs = header_pairs(headers) if headers else ()
         self._add(changes, *packer.encode(key, value), pairs, timestamp, partition)
 
@@ -676,7 +680,7 @@ class Committer:
                 log = dirs.log(name, number)
                 producer = log.producer(producer_id)
                 if producer is not None and producer.transaction_start is not None:
-                    is_committed = _is_of(producer, epoch) and (name, number) in partitions
+                    is_committed = producer.epoch == epoch and (name, number) in partitions
                     log.append_batch(self._marker((producer_id, producer.epoch), commit=is_committed))
                 if producer is not None:
                     ended.append(log)
@@ -698,11 +702,6 @@ def _committer(dirs: OpenDirs) -> Committer:
             dirs.committer = Committer(dirs)
         committer: Committer = dirs.committer
         return committer
-
-
-def _is_of(producer: Producer, epoch: int) -> bool:
-    """Return whether the open transaction of a producer is the one that was decided last."""
-    return producer.epoch == epoch
 
 
 def _add_note(error: BaseException, note: str) -> None:
