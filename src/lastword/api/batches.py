@@ -56,8 +56,7 @@ class PartitionAssigner:
         number = given if type(given) is int else as_int(given)
         if number is None or not 0 <= number < self.partitions:
             raise UsageError(
-                f"{self.topic} has no partition {given!r}",
-                remedy=partitions_text(range(self.partitions)),
+                f"{self.topic} has no partition {given!r}", remedy=partitions_text(range(self.partitions))
             )
         return number
 

@@ -17,13 +17,7 @@ from lastword.api.reader import ranges
 from lastword.api.schema import TopicSchema
 from lastword.api.serializers import Serializer, field_bytes
 from lastword.arrow import pa
-from lastword.errors import (
-    LastwordError,
-    PartialFailure,
-    StorageError,
-    UnknownTopicError,
-    UsageError,
-)
+from lastword.errors import LastwordError, PartialFailure, StorageError, UnknownTopicError, UsageError
 from lastword.parse import check_count, check_path
 from lastword.state.newest import newest
 from lastword.state.snapshot_file import format_of, read_batches, read_lines

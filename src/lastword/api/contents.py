@@ -495,8 +495,7 @@ class Contents:
         The range of a view that is not held would keep its end when the view shows a later one.
         """
         tail = _Tail(
-            view.partition,
-            _Reached(view.log_end, reached.log_start, view.undecided, reached.removals),
+            view.partition, _Reached(view.log_end, reached.log_start, view.undecided, reached.removals)
         )
         range_ = Range(view, start, view.log_end)
         few = view.log_end - start < FEW

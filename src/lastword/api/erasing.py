@@ -192,14 +192,7 @@ class _Erasing:
     """
 
     def __init__(
-        self,
-        dirs: OpenDirs,
-        topic: str,
-        keys: SpanSet,
-        salt: bytes,
-        digests: bytes,
-        now: bool,
-        meter: Meter,
+        self, dirs: OpenDirs, topic: str, keys: SpanSet, salt: bytes, digests: bytes, now: bool, meter: Meter
     ) -> None:
         self._dirs, self._topic, self._keys, self._salt = dirs, topic, keys, salt
         self._digests, self._now, self._meter = digests, now, meter

@@ -36,8 +36,7 @@ def explained(dirs: OpenDirs, topic: str, partition: int | None, key: bytes | No
         return _explain_partition(dirs, topic, numbers[0], key)
     if key is None:
         raise UsageError(
-            f"{topic} has {len(numbers)} partitions",
-            remedy=f"explain one of them: partition={numbers[0]}",
+            f"{topic} has {len(numbers)} partitions", remedy=f"explain one of them: partition={numbers[0]}"
         )
     _, partition_of = partitioner_of(dirs.config(topic).lastword_partitioner or "murmur2")
     expected = choose(partition_of, key, max(numbers) + 1)

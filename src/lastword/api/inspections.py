@@ -320,11 +320,7 @@ Row = TypeVar("Row")
 
 
 def describe(
-    dirs: OpenDirs,
-    topic: str,
-    progress: ProgressLike | bool | None,
-    *,
-    quick: bool = False,
+    dirs: OpenDirs, topic: str, progress: ProgressLike | bool | None, *, quick: bool = False
 ) -> list[PartitionInfo]:
     """Count the partitions of a topic. The first error is raised."""
     rows = count_each(dirs, dirs.select(topic, None), partition_info, progress, quick=quick)
@@ -608,12 +604,7 @@ def counted_bytes(dirs: OpenDirs, view: PartitionView) -> Counted | None:
 
 
 def duplication(
-    dirs: OpenDirs,
-    topic: Topics,
-    partition: int | None,
-    *,
-    by: str,
-    progress: ProgressLike | bool | None,
+    dirs: OpenDirs, topic: Topics, partition: int | None, *, by: str, progress: ProgressLike | bool | None
 ) -> list[Duplication]:
     """See `LogDir.duplication`."""
     from lastword.tools.duplication import counted

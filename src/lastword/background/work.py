@@ -191,13 +191,7 @@ class DirectoryWork:
         only: Topics with a partition (None: each) to which everything is limited; None: all.
     """
 
-    def __init__(
-        self,
-        dir_set: LogDirSet,
-        drives: Drives,
-        states: States,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, dir_set: LogDirSet, drives: Drives, states: States, clock: Clock) -> None:
         self.budgets = drives
         self._dir_set = dir_set
         self._states = states

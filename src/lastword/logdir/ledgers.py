@@ -188,11 +188,7 @@ class Ledgers:
                     needed = self.kept.expected_bytes(tp.topic, needed)
                 self._make_room(min(budget, needed), slot)
                 ledger = Ledger.open(
-                    self._files,
-                    log.directory,
-                    segments,
-                    map_bytes=budget,
-                    scratch=self._scratch(),
+                    self._files, log.directory, segments, map_bytes=budget, scratch=self._scratch()
                 )
                 slot.ledger = ledger
             else:

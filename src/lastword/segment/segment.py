@@ -110,12 +110,7 @@ class Segment:
         return cls(stored, facts, next_offset=next_offset, largest_timestamp=largest_timestamp, active=active)
 
     def ending_at(
-        self,
-        size: int,
-        next_offset: int | None = None,
-        largest_timestamp: int | None = None,
-        *,
-        active: bool,
+        self, size: int, next_offset: int | None = None, largest_timestamp: int | None = None, *, active: bool
     ) -> Segment:
         """Return the segment with another end. Both share the open file and the indexes."""
         if active and self._handle is not None:

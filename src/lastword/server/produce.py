@@ -128,12 +128,7 @@ class Producing:
         return self._append_checked(request, checked, connection, waits=False)
 
     def _append_checked(
-        self,
-        request: Request[messages.ProduceRequest],
-        checked: Checked,
-        connection: Peer,
-        *,
-        waits: bool,
+        self, request: Request[messages.ProduceRequest], checked: Checked, connection: Peer, *, waits: bool
     ) -> Any:
         """Append batches; return the answer, or a future. `waits`: a log is not free, or they are large."""
         committed = self._commit(request, checked, connection) if checked.batches else None
