@@ -119,9 +119,7 @@ LOG_END_OFFSET = Gauge("log_end_offset", "Offset that the next record gets", _PA
 LOG_SEGMENTS = Gauge("log_segments", "Segments, including the active segment", _PARTITION)
 LOG_LIVE_BYTES = Gauge("log_live_bytes", "Bytes of live records, at the last check", (*_PARTITION, "exact"))
 LOG_GARBAGE_BYTES = Gauge(
-    "log_garbage_bytes",
-    "Bytes that a cleaning could drop, at the last check",
-    (*_PARTITION, "exact"),
+    "log_garbage_bytes", "Bytes that a cleaning could drop, at the last check", (*_PARTITION, "exact")
 )
 LOG_LIVE_RECORDS = Gauge(
     "log_live_records", "Records of closed segments that no newer record replaced", (*_PARTITION, "exact")

@@ -116,11 +116,7 @@ spread."""
 
 
 def dead_bytes(
-    tracking: Tracking,
-    write_clock: int,
-    survivorship: Survivorship,
-    first: int = 0,
-    end: int | None = None,
+    tracking: Tracking, write_clock: int, survivorship: Survivorship, first: int = 0, end: int | None = None
 ) -> list[float]:
     """Return the garbage of each segment, or of the entries `first` to before `end`, exact or estimated.
 

@@ -376,14 +376,7 @@ class Ledger:
     # ---------------------------------------------------------------- choose
 
     def account(
-        self,
-        config: TopicConfig,
-        *,
-        topic: str,
-        partition: int,
-        drive: str,
-        total_bytes: int,
-        log_start: int,
+        self, config: TopicConfig, *, topic: str, partition: int, drive: str, total_bytes: int, log_start: int
     ) -> PartitionAccount:
         """Return the accounts of the partition, which is not in quarantine, as a value."""
         segments = segment_accounts(

@@ -22,12 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, overload
 
-from lastword.api.reader import (
-    LONGEST_PAUSE_SECONDS,
-    POLLS_PER_PAUSE,
-    SHORTEST_PAUSE_SECONDS,
-    Reader,
-)
+from lastword.api.reader import LONGEST_PAUSE_SECONDS, POLLS_PER_PAUSE, SHORTEST_PAUSE_SECONDS, Reader
 from lastword.api.record import Absent, Appended, K, Record, V
 from lastword.api.watch import Watch
 from lastword.errors import UsageError
@@ -486,10 +481,7 @@ class AsyncLogDir:
     ) -> AsyncTopic[K, V]: ...
     @overload
     async def create_topic(
-        self,
-        name: str,
-        partitions: int | None = None,
-        **options: Unpack[UntypedCreateOptions],
+        self, name: str, partitions: int | None = None, **options: Unpack[UntypedCreateOptions]
     ) -> AsyncTopic[Any, Any]: ...
     async def create_topic(
         self, name: str, partitions: int | None = None, **options: Any

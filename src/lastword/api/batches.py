@@ -53,11 +53,10 @@ class PartitionAssigner:
 
     def checked(self, given: int) -> int:
         """Return the number; UsageError if the topic has no such partition."""
-        number = as_int(given)
+        number = given if type(given) is int else as_int(given)
         if number is None or not 0 <= number < self.partitions:
             raise UsageError(
-                f"{self.topic} has no partition {given!r}",
-                remedy=partitions_text(range(self.partitions)),
+                f"{self.topic} has no partition {given!r}", remedy=partitions_text(range(self.partitions))
             )
         return number
 

@@ -212,12 +212,7 @@ class BucketDirs(OpenDirs):
             )
 
     def append(
-        self,
-        topic: str,
-        work: Callable[[OpenDirs], T],
-        pair: tuple[Any, Any],
-        *,
-        own: Changed | None = None,
+        self, topic: str, work: Callable[[OpenDirs], T], pair: tuple[Any, Any], *, own: Changed | None = None
     ) -> T:
         """As `OpenDirs.append`. `own`: the watcher whose owner makes the call."""
         return self.begin_append((topic,), work, size_of(pair), own=own).result()

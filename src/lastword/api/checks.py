@@ -17,14 +17,7 @@ from lastword.api.reader import ranges
 from lastword.api.schema import TopicSchema
 from lastword.api.serializers import Serializer, field_bytes
 from lastword.arrow import pa
-from lastword.errors import (
-    DataError,
-    LastwordError,
-    PartialFailure,
-    StorageError,
-    UnknownTopicError,
-    UsageError,
-)
+from lastword.errors import LastwordError, PartialFailure, StorageError, UnknownTopicError, UsageError
 from lastword.parse import check_count, check_path
 from lastword.state.newest import newest
 from lastword.state.snapshot_file import format_of, read_batches, read_lines
@@ -133,7 +126,7 @@ def audit(
     rows: list[AuditRow] = []
     left_off, ok = 0, True
     for name, size in sizes.items():
-        try:
+        with PartialFailure.collecting(failed):
             with meter.part(size) as update:
                 numbers = chosen[name] if partition is None else list(dirs.partitions(name))
                 schema = TopicSchema.of(name, numbers, dirs.config(name))
@@ -147,13 +140,10 @@ def audit(
                     most_rows=most_rows - len(rows),
                     progress=update,
                 )
-        except (DataError, StorageError) as error:
-            failed.append(error)
-            continue
-        counts.update(result.counts)
-        rows += result.rows
-        left_off += result.left_off
-        ok &= result.ok
+            counts.update(result.counts)
+            rows += result.rows
+            left_off += result.left_off
+            ok &= result.ok
     result = Audit(ok and not failed, dict(counts), tuple(rows), left_off)
     return PartialFailure.check(result, failed)
 

@@ -309,13 +309,12 @@ class Cleaner(ProcessBound):
             for number, log_dir in log_dirs.items():
                 tp = TopicPartition(topic, number)
                 state = states.get(tp, PartitionState())
-                note = None
+                reason = None
                 if self._dirs.dir_set.serves(log_dir):
-                    note = quarantine.load(log_dir.files, log_dir.directory(*tp))
-                kind: Kind = state.kind if note is None or state.kind != "idle" else "quarantined"
+                    reason = quarantine.reason_of(log_dir.files, log_dir.directory(*tp))
+                kind: Kind = state.kind if reason is None or state.kind != "idle" else "quarantined"
                 if kind != "idle":
-                    reason = "" if note is None else note.reason
-                    shown.append(PartitionStatus(topic, number, kind, state.pauses, reason))
+                    shown.append(PartitionStatus(topic, number, kind, state.pauses, reason or ""))
         return shown
 
     def history(self) -> list[Done]:

@@ -83,23 +83,17 @@ def plan_chosen(
         if tp in planned:
             return [*found, planned[tp]]
         with meter.progress_part(view.segment_set.size) as part:
-            request = CleanRequest(
-                dirs.first_dirty(*tp),
-                due,
-                strategy or config.lastword_strategy,
-                dirs.settings.instance.map_bytes,
-            )
+            log_dir = dirs.log_dir(*tp)
+            request = CleanRequest.of(log_dir, tp, strategy, due=due)
             context = CleanContext(dirs.files, dirs.clock, progress=part, dry=True)
-            held = dirs.log_dir(*tp).ledgers.held(tp)
+            held = log_dir.ledgers.held(tp)
             return [*found, plan_partition(view, config, request, context, held=held)]
 
     for tp, view in views.items():
         if tp in unseen:
             continue
-        try:
+        with PartialFailure.collecting(failed):
             plans += dirs.on_view(view, plan_one)
-        except (DataError, StorageError) as error:
-            failed.append(error)
     return PartialFailure.check(plans, failed)
 
 
@@ -126,10 +120,8 @@ def clean(
     failed: list[LastwordError] = []
     for tp in compacted:
         if dirs.config(tp[0]).lastword_ttl_ms >= 0 and not (stop is not None and stop()):
-            try:
+            with PartialFailure.collecting(failed, DataError, CapacityError, StorageError):
                 expire_old_values(dirs, *tp)
-            except (DataError, CapacityError, StorageError) as error:
-                failed.append(error)
     sizes = _sizes(dirs, compacted)
     meter = Meter("clean", progress, sum(sizes.values()))
     accounts = {tp for tp in compacted if due and by_accounts(dirs.config(tp[0]), strategy)}
@@ -567,10 +559,8 @@ def expire_outlook(dirs: OpenDirs, topic: Topics, partition: int | None) -> list
     views, errors = dirs.checked_views(dirs.select(topic, partition))
     failed = list(errors.values())
     for (name, _), view in views.items():
-        try:
+        with PartialFailure.collecting(failed):
             done.append(outlook(view, dirs.config(name), now_ms))
-        except (DataError, StorageError) as error:
-            failed.append(error)
     return PartialFailure.check(done, failed)
 
 

@@ -9,7 +9,7 @@ committed, the range is read again from the first offset of the transaction: all
 on, in order, give the newest value of each of their keys, whether or not they were applied before.
 
 Two locks. `turn` is held by a caller that must not be interrupted by another caller, for as long as the
-caller's function takes. `_reading` is held while records are read or appended. Order: `turn`, `_reading`, the
+caller's function takes. `reading` is held while records are read or appended. Order: `turn`, `reading`, the
 lock of a partition's log. In a bucket both are one lock, which the thread of the commits never takes.
 """
 
@@ -19,7 +19,7 @@ import heapq
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,6 +118,7 @@ class Contents:
         data: Key to value. It may be replaced at any call.
         restored: A `Restored` for each partition.
         turn: Held by a caller that must not be interrupted by another one.
+        reading: Held while records are read or appended.
         ttl_ms: The topic's `lastword.ttl.ms`; -1: nothing expires.
         users: The ids of the open states that show these values.
         given: The arguments of the state that was opened first, and where: `opened_at` (`states`).
@@ -153,16 +154,15 @@ class Contents:
         self._topic_id: str | None = None  # as of the restore
         self.users: set[int] = set()
         self.turn = threading.RLock()
-        self._reading = self.turn if self._log.is_deferred else threading.RLock()
+        self.reading = self.turn if self._log.is_deferred else threading.RLock()
         self._refused: BaseException | None = None  # the error of a change that is in the mapping only
         self._log.on_refused(self._note_refused)
         self._is_unsynced = False  # in a bucket: a change may not be committed yet
         self._settings = self._log_dir.settings  # before the time to live: older ones only compare again
         self.ttl_ms = -1 if self._is_past else self._saved_ttl_ms()
         self._expiry: dict[bytes, int] = {}  # for keys whose value expires
-        self._expiring: list[
-            tuple[int, bytes]
-        ] = []  # a heap; an entry is valid if `_expiry` has the same time
+        self._expiring: list[tuple[int, bytes]] = []
+        """A heap. An entry is valid if `_expiry` has the same time."""
         self._own_ttl_ms: dict[bytes, int] = {}
         self._changed = Changed()
         self._is_taking = False
@@ -178,11 +178,6 @@ class Contents:
     def position(self) -> dict[int, int]:
         """The offset of each partition up to which its records are in the mapping."""
         return {number: reached.position for number, reached in sorted(self._reached.items())}
-
-    @property
-    def reading(self) -> AbstractContextManager[object]:
-        """The lock that is held while records are read or appended."""
-        return self._reading
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value of a key; None if it is absent."""
@@ -205,7 +200,7 @@ class Contents:
 
     def snapshot(self) -> dict[bytes, bytes]:
         """Return a copy of all values, as of one moment."""
-        with self._reading:
+        with self.reading:
             self.check()
             return dict(self.data)
 
@@ -389,7 +384,7 @@ class Contents:
         self.check()
         if self._is_past:
             raise UsageError("this state was opened as of an earlier end", remedy='open it with end="latest"')
-        with self._reading:
+        with self.reading:
             self._take_back_refused()
             return self._refresh()
 
@@ -434,7 +429,7 @@ class Contents:
 
     def _take_changed(self) -> None:
         """Take in the records of the partitions that have changed."""
-        with self._reading, self._dirs.moment, self._taking():
+        with self.reading, self._dirs.moment, self._taking():
             for number in list(self._changed):  # not what is appended meanwhile: a busy writer has no end
                 self._changed.discard(number)
                 try:
@@ -500,8 +495,7 @@ class Contents:
         The range of a view that is not held would keep its end when the view shows a later one.
         """
         tail = _Tail(
-            view.partition,
-            _Reached(view.log_end, reached.log_start, view.undecided, reached.removals),
+            view.partition, _Reached(view.log_end, reached.log_start, view.undecided, reached.removals)
         )
         range_ = Range(view, start, view.log_end)
         few = view.log_end - start < FEW
@@ -539,7 +533,7 @@ class Contents:
         """Set a value, or delete a key (None), if its newest record is the expected one. After `check`."""
         if self._is_past:
             self.check_writable()
-        with self.turn, self._reading:
+        with self.turn, self.reading:
             if self._refused is not None:
                 self._take_back_refused()
             if expect is None:
@@ -560,7 +554,7 @@ class Contents:
         written = list(dict(pairs).items())
         if not written:
             return
-        with self.turn, self._reading:
+        with self.turn, self.reading:
             self._take_back_refused()
             if self._changed:
                 self._take_changed()
@@ -599,7 +593,7 @@ class Contents:
             is_lost = tail is None
             return tail is not None and tail.values.get(key, self.data.get(key)) == old
 
-        with self._reading:
+        with self.reading:
             if self._log.is_deferred and self._is_unsynced:
                 self.sync()  # the changes before this one, in their order
                 if self.data.get(key) != old:
@@ -664,7 +658,7 @@ class Contents:
         """Restore the mapping from the log if a change was refused, and raise the error of the change."""
         if self._refused is None:
             return
-        with self._reading:
+        with self.reading:
             with suppress(Exception):
                 self._log.sync()  # raises errors of refused changes once
             self._log.sync()  # all other changes are in the log now
@@ -692,7 +686,7 @@ class Contents:
 
     def _take_settings(self) -> None:
         """Take the time to live of now. If it has changed, restore again: hidden values may be back."""
-        with self._reading:
+        with self.reading:
             settings, ttl_ms = self._log_dir.settings, self._saved_ttl_ms()
             if not self._is_past and ttl_ms != self.ttl_ms:
                 self._restore_again(ttl_ms)
@@ -727,7 +721,7 @@ class Contents:
             heapq.heappush(self._expiring, (at, key))
 
     def _drop_expired(self) -> None:
-        with self._reading:
+        with self.reading:
             now_ms = self._dirs.clock.now_ms()
             while self._expiring and self._expiring[0][0] <= now_ms:
                 at, key = heapq.heappop(self._expiring)

@@ -192,14 +192,7 @@ class _Erasing:
     """
 
     def __init__(
-        self,
-        dirs: OpenDirs,
-        topic: str,
-        keys: SpanSet,
-        salt: bytes,
-        digests: bytes,
-        now: bool,
-        meter: Meter,
+        self, dirs: OpenDirs, topic: str, keys: SpanSet, salt: bytes, digests: bytes, now: bool, meter: Meter
     ) -> None:
         self._dirs, self._topic, self._keys, self._salt = dirs, topic, keys, salt
         self._digests, self._now, self._meter = digests, now, meter
@@ -388,10 +381,8 @@ def _each(parts: Mapping[int, T], work: Callable[[int, T], U]) -> tuple[dict[int
     done: dict[int, U] = {}
     failed: list[LastwordError] = []
     for number, part in parts.items():
-        try:
+        with PartialFailure.collecting(failed, DataError, StorageError, BusyError):
             done[number] = work(number, part)
-        except (DataError, StorageError, BusyError) as error:
-            failed.append(error)
     return done, failed
 
 

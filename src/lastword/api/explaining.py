@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from lastword.api.inspections import counted_bytes
 from lastword.api.schema import choose, partitioner_of
 from lastword.cleaner.policy.choose import by_accounts
-from lastword.errors import DataError, LastwordError, StorageError, UsageError
+from lastword.errors import DataError, LastwordError, PartialFailure, StorageError, UsageError
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.partition.reads import read_again
 
@@ -36,20 +36,14 @@ def explained(dirs: OpenDirs, topic: str, partition: int | None, key: bytes | No
         return _explain_partition(dirs, topic, numbers[0], key)
     if key is None:
         raise UsageError(
-            f"{topic} has {len(numbers)} partitions",
-            remedy=f"explain one of them: partition={numbers[0]}",
+            f"{topic} has {len(numbers)} partitions", remedy=f"explain one of them: partition={numbers[0]}"
         )
     _, partition_of = partitioner_of(dirs.config(topic).lastword_partitioner or "murmur2")
     expected = choose(partition_of, key, max(numbers) + 1)
     numbers.sort(key=lambda number: number != expected)
-    first: Explanation | None = None
-    for number in numbers:
-        explanation = _explain_partition(dirs, topic, number, key)
-        if explanation.versions:
-            return explanation
-        first = first or explanation
-    assert first is not None
-    return first
+    explanations = (_explain_partition(dirs, topic, number, key) for number in numbers)
+    first = next(explanations)
+    return next((each for each in (first, *explanations) if each.versions), first)
 
 
 def explain_each(
@@ -62,12 +56,10 @@ def explain_each(
     plans = _plans(dirs, chosen)
     for tp in chosen:
         plan = plans[tp]
-        try:
+        with PartialFailure.collecting(failed, DataError, StorageError, UsageError):
             if isinstance(plan, LastwordError):
                 raise plan
             yield read_again(partial(_explanation, dirs, *tp, plan, None))
-        except (DataError, StorageError, UsageError) as error:
-            failed.append(error)
 
 
 def _explain_partition(dirs: OpenDirs, topic: str, partition: int, key: bytes | None) -> Explanation:
@@ -105,10 +97,8 @@ def explain_as_kafka(
         return verdict_of(view, dirs.config(topic), first_dirty, dirs.clock.now_ms())
 
     for tp in chosen:
-        try:
+        with PartialFailure.collecting(failed):
             yield read_again(partial(verdict, *tp))
-        except (DataError, StorageError) as error:
-            failed.append(error)
 
 
 def _plans(dirs: OpenDirs, chosen: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Plan | LastwordError]:

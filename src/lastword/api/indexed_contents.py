@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,7 @@ class IndexedContents:
         in_memory: False: no value is.
         restored: Empty: nothing is read at opening.
         turn: Held by a caller that must not be interrupted by another one.
+        reading: Held while records are appended.
         users: The ids of the open states that show these values.
         given: The arguments of the state that was opened first, and where: `opened_at` (`states`).
     """
@@ -66,7 +67,7 @@ class IndexedContents:
         self._log_dir = dirs.directories[0]  # its `settings` are another object after a change of settings
         self.topic = topic.name
         self.users: set[int] = set()
-        self.turn = threading.RLock()
+        self.turn = self.reading = threading.RLock()
         self._settings: object = None
         self._indexed: dict[int, tuple[PartitionLog, KeyIndex | None]] = {}
         """The log of each partition that got a change, and its index, with the settings of now."""
@@ -90,11 +91,6 @@ class IndexedContents:
         self.check()
         if self._dirs.mode == "r":
             raise ReadOnlyError.opened(self._dirs.paths[0])
-
-    @property
-    def reading(self) -> AbstractContextManager[object]:
-        """As of `Contents`: the lock that is held while records are appended."""
-        return self.turn
 
     @property
     def position(self) -> dict[int, int]:

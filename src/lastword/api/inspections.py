@@ -193,31 +193,22 @@ class Uncounted:
     partition: int
     dir: str
     policy: str | None
-    log_start: int | None
-    log_end: int | None
-    segments: int | None
-    size_bytes: int
-    quarantine: str | None
-    problem: str
+    log_start: int | None = None
+    log_end: int | None = None
+    segments: int | None = None
+    size_bytes: int = 0
+    quarantine: str | None = None
+    problem: str = "damaged"
 
     @classmethod
     def of(cls, dirs: OpenDirs, topic: str, partition: int, error: LastwordError) -> Uncounted:
         """Return the facts that can be read; if listing fails too, only directory and policy."""
-        row = cls(
-            topic,
-            partition,
-            dirs.log_dir(topic, partition).path,
-            dirs.config(topic).policy_text,
-            None,
-            None,
-            None,
-            0,
-            None,
-            "unreadable" if isinstance(error, (NotAPartitionError, StorageError)) else "damaged",
-        )
+        row = cls(topic, partition, dirs.log_dir(topic, partition).path, dirs.config(topic).policy_text)
+        if isinstance(error, (NotAPartitionError, StorageError)):
+            row = replace(row, problem="unreadable")
         try:
             view = dirs.view(topic, partition)
-            noted = quarantine.load(view.files, view.directory)
+            reason = quarantine.reason_of(view.files, view.directory)
         except (DataError, StorageError, UsageError):
             return row
         return replace(
@@ -226,8 +217,8 @@ class Uncounted:
             log_end=view.log_end,
             segments=len(view.segments),
             size_bytes=view.segment_set.size,
-            quarantine=None if noted is None else noted.reason,
-            problem=row.problem if noted is None else "quarantined",
+            quarantine=reason,
+            problem=row.problem if reason is None else "quarantined",
         )
 
     def cells(self) -> dict[str, str]:
@@ -329,11 +320,7 @@ Row = TypeVar("Row")
 
 
 def describe(
-    dirs: OpenDirs,
-    topic: str,
-    progress: ProgressLike | bool | None,
-    *,
-    quick: bool = False,
+    dirs: OpenDirs, topic: str, progress: ProgressLike | bool | None, *, quick: bool = False
 ) -> list[PartitionInfo]:
     """Count the partitions of a topic. The first error is raised."""
     rows = count_each(dirs, dirs.select(topic, None), partition_info, progress, quick=quick)
@@ -397,7 +384,6 @@ def _raised(row: Row | LastwordError) -> Row:
 def partition_info(dirs: OpenDirs, view: PartitionView, counted: list[SegmentCount]) -> PartitionInfo:
     """Return the row of a partition in `describe`."""
     size = view.segment_set.size
-    set_aside = quarantine.load(view.files, view.directory)
     dead_bytes = sum(count.dead_bytes for count in counted)
     return PartitionInfo(
         topic=view.topic,
@@ -416,7 +402,7 @@ def partition_info(dirs: OpenDirs, view: PartitionView, counted: list[SegmentCou
         live_records=sum(count.records - count.dead_records for count in counted),
         tombstones=sum(count.tombstones for count in counted),
         exact=all(count.exact for count in counted),
-        quarantine=None if set_aside is None else set_aside.reason,
+        quarantine=quarantine.reason_of(view.files, view.directory),
         indexed_to=indexed_to(view),
     )
 
@@ -618,12 +604,7 @@ def counted_bytes(dirs: OpenDirs, view: PartitionView) -> Counted | None:
 
 
 def duplication(
-    dirs: OpenDirs,
-    topic: Topics,
-    partition: int | None,
-    *,
-    by: str,
-    progress: ProgressLike | bool | None,
+    dirs: OpenDirs, topic: Topics, partition: int | None, *, by: str, progress: ProgressLike | bool | None
 ) -> list[Duplication]:
     """See `LogDir.duplication`."""
     from lastword.tools.duplication import counted
@@ -640,11 +621,9 @@ def duplication(
     failed = list(errors)
     for name, of_topic in views.items():
         whole = len(of_topic) == len(every.get(name, ()))
-        try:
+        with PartialFailure.collecting(failed):
             map_bytes = dirs.settings.instance.map_bytes
             rows += counted(name, of_topic, by, meter.part, whole=whole, map_bytes=map_bytes)
-        except (DataError, StorageError) as error:
-            failed.append(error)
     return PartialFailure.check(rows, failed)
 
 
@@ -699,13 +678,10 @@ def simulations(
     meter = Meter("simulate", progress, 2 * sum(of_view.values()))
     chosen, sizes, trace = [], [], []
     for tp, size in of_view.items():
-        try:
+        with PartialFailure.collecting(failed):
             trace.append(read_again(partial(_trace, dirs, *tp, meter, size)))
-        except (DataError, StorageError) as error:
-            failed.append(error)
-            continue
-        chosen.append(tp)
-        sizes.append(size)
+            chosen.append(tp)
+            sizes.append(size)
     by_log_dir: dict[str, list[int]] = {}
     for index, tp in enumerate(chosen):
         by_log_dir.setdefault(dirs.log_dir(*tp).path, []).append(index)

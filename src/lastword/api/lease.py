@@ -276,7 +276,6 @@ def _by_partition(dirs: OpenDirs, topic: str, position: Position) -> dict[int, i
     unknown = [number for number in position if as_int(number) not in numbers]
     if unknown:
         raise UsageError(
-            f"{topic} has no partition {min(unknown, key=str)!r}",
-            remedy=partitions_text(numbers),
+            f"{topic} has no partition {min(unknown, key=str)!r}", remedy=partitions_text(numbers)
         )
     return dict(position)

@@ -137,11 +137,7 @@ class LogDir(ProcessBound, Closing, Mapping[str, Topic[Any, Any]]):
         if self.dirs.closed:
             return None  # a notebook shows the text
         rows = [
-            (
-                topic,
-                str(len(numbers)),
-                self.dirs.config(topic).policy_text or "not set",
-            )
+            (topic, str(len(numbers)), self.dirs.config(topic).policy_text or "not set")
             for topic, numbers in self.dirs.topics().items()
         ]
         return table_html(", ".join(self.paths), ("topic", "partitions", "cleanup.policy"), rows)
@@ -235,10 +231,7 @@ class LogDir(ProcessBound, Closing, Mapping[str, Topic[Any, Any]]):
     ) -> Topic[K, V]: ...
     @overload
     def create_topic(
-        self,
-        name: str,
-        partitions: int | None = None,
-        **options: Unpack[UntypedCreateOptions],
+        self, name: str, partitions: int | None = None, **options: Unpack[UntypedCreateOptions]
     ) -> Topic[Any, Any]: ...
     def create_topic(
         self,
@@ -553,11 +546,7 @@ class LogDir(ProcessBound, Closing, Mapping[str, Topic[Any, Any]]):
         )
 
     def expire(
-        self,
-        topic: Topics = None,
-        partition: int | None = None,
-        *,
-        stop: Callable[[], bool] | None = None,
+        self, topic: Topics = None, partition: int | None = None, *, stop: Callable[[], bool] | None = None
     ) -> list[Deletion]:
         """Apply retention by time, size and log start now, as far as `cleanup.policy` allows.
 

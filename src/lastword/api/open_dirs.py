@@ -22,13 +22,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from lastword.clock import Clock
-from lastword.config import (
-    TOPIC_SETTINGS,
-    Settings,
-    TopicConfig,
-    parse_topic_settings,
-    write_topic_settings,
-)
+from lastword.config import TOPIC_SETTINGS, Settings, TopicConfig, parse_topic_settings, write_topic_settings
 from lastword.errors import (
     BusyError,
     DataError,
@@ -487,10 +481,7 @@ class OpenDirs(ProcessBound):
     def _select_in(self, topic: str, partition: int | None) -> list[tuple[str, int]]:
         numbers = self.partitions(topic)
         if partition is not None and as_int(partition) not in numbers:
-            raise UsageError(
-                f"{topic} has no partition {partition!r}",
-                remedy=partitions_text(numbers),
-            )
+            raise UsageError(f"{topic} has no partition {partition!r}", remedy=partitions_text(numbers))
         return [(topic, number) for number in numbers if partition is None or number == partition]
 
     def select_by_topic(self, topic: Topics, partition: int | None) -> dict[str, list[int]]:
@@ -759,10 +750,7 @@ class _Views(Mapping[int, "PartitionView"]):
     """Views of the partitions of a topic, each made at its first use."""
 
     def __init__(
-        self,
-        topic: str,
-        directories: Mapping[int, LogDirectory],
-        view: Callable[[str, int], PartitionView],
+        self, topic: str, directories: Mapping[int, LogDirectory], view: Callable[[str, int], PartitionView]
     ) -> None:
         self._topic, self._view = topic, view
         self._directories = directories

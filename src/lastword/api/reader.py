@@ -641,10 +641,7 @@ class Reader(ProcessBound, Closing, Iterator[Record[K, V]], Generic[K, V]):
         from lastword.state.newest import newest_parts
 
         for part in newest_parts(
-            range_,
-            tombstones=self._view == "changes",
-            map_bytes=self._map_bytes,
-            committed=self._committed,
+            range_, tombstones=self._view == "changes", map_bytes=self._map_bytes, committed=self._committed
         ):
             if part.columns is not None and part.chunk is not None and len(part.columns):
                 yield from form.of_columns(part.columns, part.chunk, range_.partition, batch_bytes)

@@ -37,6 +37,7 @@ import numbers
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from json.encoder import encode_basestring
 from typing import Any, Generic, Literal, Protocol, TypeVar, overload, runtime_checkable
 
@@ -273,6 +274,7 @@ TAKES = {
 """What each serializer writes, for remedies."""
 
 
+@cache  # a topic that is opened again gets the same one
 def saved_serializer(name: str | None) -> Serializer:
     """Return the serializer that was saved with a topic; "bytes" if there is no name."""
     serializer = serializer_of(name or "bytes")

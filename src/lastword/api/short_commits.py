@@ -95,11 +95,7 @@ class _Directories:
     mode = "a"
 
     def __init__(
-        self,
-        bucket: Bucket,
-        version: ManifestVersion,
-        load: Callable[[BucketFiles], Settings],
-        clock: Clock,
+        self, bucket: Bucket, version: ManifestVersion, load: Callable[[BucketFiles], Settings], clock: Clock
     ) -> None:
         root = version.children("")
         if names.CLEAN_SHUTDOWN not in root or any(name.startswith(_COMMITS) for name in root):

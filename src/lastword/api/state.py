@@ -11,15 +11,7 @@ from __future__ import annotations
 import datetime
 import enum
 import numbers
-from collections.abc import (
-    Callable,
-    ItemsView,
-    Iterable,
-    Iterator,
-    Mapping,
-    MutableMapping,
-    ValuesView,
-)
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
 from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar

@@ -32,16 +32,8 @@ from lastword.api.record import (
     size_of,
 )
 from lastword.api.schema import TopicSchema
-from lastword.config import (
-    TopicConfig,
-)
-from lastword.errors import (
-    BusyError,
-    InvalidSettingError,
-    LastwordError,
-    PartialFailure,
-    UsageError,
-)
+from lastword.config import TopicConfig
+from lastword.errors import BusyError, InvalidSettingError, LastwordError, PartialFailure, UsageError
 from lastword.metrics import count_append
 from lastword.parse import Duration
 from lastword.values import ProcessBound, ProgressLike, Results, table_html

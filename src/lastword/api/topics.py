@@ -16,13 +16,7 @@ from lastword.api.schema import PartitionerLike, TopicSchema, partitioner_of
 from lastword.api.serializers import SerializerLike, contradicts, serializer_of
 from lastword.api.topic import Topic
 from lastword.config import TOPIC_SETTINGS, parse_topic_settings
-from lastword.errors import (
-    BusyError,
-    InvalidSettingError,
-    LastwordError,
-    TopicExistsError,
-    UnknownTopicError,
-)
+from lastword.errors import BusyError, InvalidSettingError, LastwordError, TopicExistsError, UnknownTopicError
 from lastword.logdir import LogDirectory
 from lastword.parse import check_count
 from lastword.segment import names
@@ -117,11 +111,7 @@ def create_topic(
 
     dirs.transaction(create)
     return open_topic(
-        dirs,
-        name,
-        key_serializer=key_serializer,
-        value_serializer=value_serializer,
-        partitioner=partitioner,
+        dirs, name, key_serializer=key_serializer, value_serializer=value_serializer, partitioner=partitioner
     )
 
 
@@ -156,9 +146,7 @@ def refuse_contradictions(
         remedies.append(f"to change it: logs.set_config({name!r}, {arguments})")
     if problems:
         raise InvalidSettingError(
-            f"topic {name!r} exists, and {'; '.join(problems)}",
-            problems=problems,
-            remedy="; ".join(remedies),
+            f"topic {name!r} exists, and {'; '.join(problems)}", problems=problems, remedy="; ".join(remedies)
         )
 
 

@@ -89,7 +89,6 @@ if TYPE_CHECKING:
     from lastword.api.open_dirs import OpenDirs
     from lastword.api.topic import Topic
     from lastword.partition.log import PartitionLog
-    from lastword.partition.producer_state import Producer
     from lastword.records.record import Header
 
 POSITIONS_TOPIC = "__lastword_positions"
@@ -161,9 +160,12 @@ class _Changes:
         packer, now_ms = topic.packer, dirs.clock.now_ms()
         parts: dict[int, Rows] = {}
         for partition, key, value, headers, timestamp in self.rows:
-            number = packer.assigner.of(key, partition)
-            rows = parts.get(number) or parts.setdefault(number, Rows())
-            rows.add(key, value, packer.timestamp_of(timestamp, now_ms), headers)
+            number, when = packer.assigner.of(key, partition), now_ms
+            if timestamp is not None:
+                when = packer.timestamp_of(timestamp, now_ms)
+            if number not in parts:
+                parts[number] = Rows()
+            parts[number].add(key, value, when, headers)
         for number, rows in parts.items():
             yield (topic.name, number), packer, rows
 
@@ -265,6 +267,7 @@ class StateChanges(MutableMapping[Any, Any]):
         return Values(self)
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        self._transaction._require_open()
         data = self._key.encode(key, "key"), self._value.encode(value, "value")
         self._transaction._add(self._changes, *data, self._state._headers, replaces=True)
 
@@ -339,8 +342,7 @@ class Transaction:
             raise UsageError("the transaction is not open", remedy="with logs.transaction() as tx: ...")
 
     def _add(self, changes: _Changes, *record: Any, replaces: bool = False) -> None:
-        """Add an encoded record."""
-        self._require_open()
+        """Add an encoded record, in the block."""
         key, value = record[:2]
         headers = record[2] if len(record) > 2 else ()
         changes.topic.packer.check_new(key, value, headers)
@@ -678,7 +680,7 @@ class Committer:
                 log = dirs.log(name, number)
                 producer = log.producer(producer_id)
                 if producer is not None and producer.transaction_start is not None:
-                    is_committed = _is_of(producer, epoch) and (name, number) in partitions
+                    is_committed = producer.epoch == epoch and (name, number) in partitions
                     log.append_batch(self._marker((producer_id, producer.epoch), commit=is_committed))
                 if producer is not None:
                     ended.append(log)
@@ -700,11 +702,6 @@ def _committer(dirs: OpenDirs) -> Committer:
             dirs.committer = Committer(dirs)
         committer: Committer = dirs.committer
         return committer
-
-
-def _is_of(producer: Producer, epoch: int) -> bool:
-    """Return whether the open transaction of a producer is the one that was decided last."""
-    return producer.epoch == epoch
 
 
 def _add_note(error: BaseException, note: str) -> None:

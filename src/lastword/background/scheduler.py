@@ -190,9 +190,8 @@ class Scheduler:
         self._chores_running = threading.Lock()
         self._chores_due_at = 0.0
         self._running: dict[TopicPartition, BackgroundTask] = {}
-        self._overtaken_at: dict[
-            TopicPartition, float
-        ] = {}  # when a task next checks whether it is overtaken
+        self._overtaken_at: dict[TopicPartition, float] = {}
+        """When a task next checks whether it is overtaken."""
         self._rests: dict[TopicPartition, _Rest] = {}
         self._workers: list[Worker] = []
         self._pid = os.getpid()

@@ -191,13 +191,7 @@ class DirectoryWork:
         only: Topics with a partition (None: each) to which everything is limited; None: all.
     """
 
-    def __init__(
-        self,
-        dir_set: LogDirSet,
-        drives: Drives,
-        states: States,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, dir_set: LogDirSet, drives: Drives, states: States, clock: Clock) -> None:
         self.budgets = drives
         self._dir_set = dir_set
         self._states = states
@@ -379,20 +373,11 @@ class DirectoryWork:
         log = log_dir.log(*tp)
         dead_bytes = _dead_bytes(log_dir.ledgers.cached_stats.get(tp))
         roll_for_cleaning(log, config, now_ms=self.clock.now_ms(), dead_bytes=dead_bytes)
-        note = quarantine.load(log_dir.files, log.directory)
-        if note is not None and self._states[tp].kind in ("idle", "paused"):
+        reason = quarantine.reason_of(log_dir.files, log.directory)
+        if reason is not None and self._states[tp].kind in ("idle", "paused"):
             self._states.apply(tp, "find")
-        segments = log.segments
-        plan = choose_for(
-            log,
-            config,
-            CleanRequest(
-                log_dir.first_dirty(*tp), True, config.lastword_strategy, log_dir.settings.instance.map_bytes
-            ),
-            self.clock.now_ms(),
-            quarantine=None if note is None else note.reason,
-            dead_bytes=dead_bytes,
-        )
+        segments, request = log.segments, CleanRequest.of(log_dir, tp)
+        plan = choose_for(log, config, request, self.clock.now_ms(), quarantine=reason, dead_bytes=dead_bytes)
         if config.lastword_strategy == "generational":
             return plan, Urgency(SCAN)
         late_ms = overdue_ms(

@@ -485,8 +485,7 @@ class Bucket:
         name, until_ms = f"{self.rng.getrandbits(64):016x}", self.store_now_ms() + keep_ms
         self.edit(
             lambda loaded: replace(
-                loaded.manifest,
-                pins={**loaded.manifest.pins, name: Pin(loaded.modified_ms, until_ms)},
+                loaded.manifest, pins={**loaded.manifest.pins, name: Pin(loaded.modified_ms, until_ms)}
             )
         )
         return name
@@ -501,8 +500,7 @@ class Bucket:
         until_ms = self.store_now_ms() + keep_ms
         self.edit(
             lambda loaded: replace(
-                loaded.manifest,
-                uploads={**loaded.manifest.uploads, name: Pin(loaded.modified_ms, until_ms)},
+                loaded.manifest, uploads={**loaded.manifest.uploads, name: Pin(loaded.modified_ms, until_ms)}
             )
         )
 

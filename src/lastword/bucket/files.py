@@ -114,13 +114,16 @@ class BucketFiles(Files):
 
     def _put(self, key: str, node: Node) -> None:
         directory, _, name = key.rpartition("/")
-        if not self._is_directory(directory):
-            raise self._no_directory(directory)
-        if node is not None and self._is_directory(key):
-            raise StorageError(
-                f"{self._url(key)} is a directory", remedy="use another name", file=self._url(key)
-            )
+        self._check_place(key, is_file=node is not None)
         self._place(directory, name, node)
+
+    def _check_place(self, key: str, *, is_file: bool = True) -> None:
+        """Raise StorageError unless a directory is above the path; for a file, if one is at the path."""
+        above, path = key.rpartition("/")[0], self._url(key)
+        if not self._is_directory(above):
+            raise self._no_directory(above)
+        if is_file and self._is_directory(key):
+            raise StorageError(f"{path} is a directory", remedy="use another name", file=path)
 
     def _place(self, directory: str, name: str, node: Node) -> None:
         self._changing(directory)[name] = node
@@ -267,12 +270,7 @@ class BucketFiles(Files):
     def local_copy(self, key: str, file: Entry | PatchedFile | None = None) -> LocalFile:
         """Return a new local file with the bytes of a stored one, under its path; an empty one without it."""
         directory, _, name = key.rpartition("/")
-        if not self._is_directory(directory):
-            raise self._no_directory(directory)
-        if self._is_directory(key):
-            raise StorageError(
-                f"{self._url(key)} is a directory", remedy="use another name", file=self._url(key)
-            )
+        self._check_place(key)
         self._changing(directory)
         assert self._scratch is not None
         number = self._numbers.next() if file is None else file.number  # as an inode, which a change keeps

@@ -445,13 +445,13 @@ class Patch:
     _HEAD = struct.Struct("<QH")
 
     def __init__(self, parts: Mapping[int, bytes]) -> None:
-        self._parts = dict(sorted(parts.items()))
-        self._positions = list(self._parts)
-        self._longest = max((len(part) for part in self._parts.values()), default=0)
+        self.parts = dict(sorted(parts.items()))
+        self._positions = list(self.parts)
+        self._longest = max((len(part) for part in self.parts.values()), default=0)
 
     def encode(self) -> bytes:
         """Return the bytes that are stored."""
-        packed = (self._HEAD.pack(at, len(part)) + part for at, part in self._parts.items())
+        packed = (self._HEAD.pack(at, len(part)) + part for at, part in self.parts.items())
         return zlib.compress(b"".join(packed), _LEVEL)
 
     @classmethod
@@ -468,11 +468,6 @@ class Patch:
             raise _PAGE_FORM.damaged(url, "a patch cannot be decoded") from None
         return cls(parts)
 
-    @property
-    def parts(self) -> Mapping[int, bytes]:
-        """The bytes by position."""
-        return self._parts
-
     def apply(self, buffer: bytearray, start: int) -> None:
         """Replace bytes in `buffer`, which holds the file from `start` on."""
         end = start + len(buffer)
@@ -480,7 +475,7 @@ class Patch:
             at = self._positions[index]
             if at >= end:
                 return
-            part = self._parts[at]
+            part = self.parts[at]
             first, last = max(at, start), min(at + len(part), end)
             if first < last:
                 buffer[first - start : last - start] = part[first - at : last - at]

@@ -260,9 +260,9 @@ class DriveCleaner:
                 continue
             view = partition.view()
             plan = limit_plan(partition, view, now_ms, dead_bytes.get(tp, 0))
-            quarantined = quarantine.load(partition.log_dir.files, view.directory)
-            if quarantined is not None:
-                yield plan.kept(QUARANTINED, quarantined.reason)
+            reason = quarantine.reason_of(partition.log_dir.files, view.directory)
+            if reason is not None:
+                yield plan.kept(QUARANTINED, reason)
             elif plan.action != "clean":
                 yield plan
             elif tp not in by_tp and is_kept_unread(partition):

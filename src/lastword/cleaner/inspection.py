@@ -79,9 +79,8 @@ class DrivePartition:
 
     def request(self, strategy: str = "generational", *, due: bool = True) -> CleanRequest:
         """Return a request for this partition with the memory that the settings allow."""
-        map_bytes = self.log_dir.settings.instance.map_bytes
-        first_dirty = self.log_dir.first_dirty(*self.tp)
-        return CleanRequest(first_dirty, due, strategy, map_bytes, self.closed_only)
+        request = CleanRequest.of(self.log_dir, self.tp, strategy, due=due)
+        return replace(request, closed_only=self.closed_only)
 
 
 def dry_partitions(partitions: Sequence[DrivePartition]) -> list[DrivePartition]:

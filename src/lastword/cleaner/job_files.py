@@ -72,8 +72,5 @@ def read_json(files: Files, path: str) -> Any:
 def unreadable(path: str) -> CorruptFileError:
     """Return the error for a damaged file of a job."""
     return CorruptFileError(
-        "a scratch file of a cleaning is not as it was written",
-        code=FORM.code,
-        remedy=FORM.remedy,
-        file=path,
+        "a scratch file of a cleaning is not as it was written", code=FORM.code, remedy=FORM.remedy, file=path
     )

@@ -237,10 +237,7 @@ def _show_plans(out: Session, plans: list[Plan], target: Target, unread: list[st
             if reason.code in KEYS_DO_NOT_FIT:
                 out.say(f"{plan.topic}-{plan.partition}: {reason}")
     out.summary(
-        f"{Plan.totals(plans)}; nothing was changed",
-        ok=ok,
-        plans=len(plans),
-        **sums(chosen, *PLAN_SUMS),
+        f"{Plan.totals(plans)}; nothing was changed", ok=ok, plans=len(plans), **sums(chosen, *PLAN_SUMS)
     )
 
 

@@ -93,9 +93,7 @@ app = typer.Typer(
     "  lastword clean data --dry-run\n"
     "  lastword help clean"
 )
-def root(
-    version: Annotated[bool, version_option(hidden=False)] = False,
-) -> None:
+def root(version: Annotated[bool, version_option(hidden=False)] = False) -> None:
     """A keyed, compacted commit log whose bytes are Kafka's."""
 
 

@@ -61,8 +61,8 @@ def attempted(call: Callable[[], list[T]], *errors: type[Exception]) -> tuple[li
 
     Args:
         call: The call.
-        errors: The classes of errors that are returned; others are raised immediately. None: DataError and
-            StorageError.
+        errors: The classes of errors that are returned; others are raised immediately. Without any: DataError
+            and StorageError.
     """
     caught = errors or (DataError, StorageError)
     try:

@@ -19,8 +19,7 @@ from lastword.objects import is_url
 Directory = Annotated[
     str,
     typer.Argument(
-        metavar="DIR",
-        help="a log directory, the directory of one partition, or the URL of a log in a bucket",
+        metavar="DIR", help="a log directory, the directory of one partition, or the URL of a log in a bucket"
     ),
 ]
 LogDirectory = Annotated[

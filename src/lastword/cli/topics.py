@@ -164,12 +164,7 @@ def config(
                 absent = [name for name in unset or () if not logs.settings.is_set(name, topic)]
                 logs.set_config(topic, **changes, **dict.fromkeys(unset or ()))
                 done += _changed(topic, changes, unset or [], absent)
-        out.summary(
-            "; ".join(done),
-            **_subject(target),
-            set=changes,
-            unset=unset or [],
-        )
+        out.summary("; ".join(done), **_subject(target), set=changes, unset=unset or [])
         return
     shown = 0
     with out.open(target) as logs:

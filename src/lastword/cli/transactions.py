@@ -79,10 +79,7 @@ def _show(out: Session, found: list[OpenTransaction], at_ms: int) -> None:
 
 
 @command("groups", usage="DIR [TOPIC]")
-def groups(
-    out: Session,
-    target: OneTopic,
-) -> None:
+def groups(out: Session, target: OneTopic) -> None:
     """List the positions of consumer groups, and their lag.
 
     The positions are records of __consumer_offsets, which this command reads. BEHIND counts offsets to the

@@ -247,13 +247,7 @@ def directory(group: Group) -> Any:
         return None if value.strip().lower() == "off" else value
 
     return _field(
-        "",
-        group,
-        parse,
-        lambda v: "off" if v is None else v,
-        "a directory, or off",
-        "str",
-        default=None,
+        "", group, parse, lambda v: "off" if v is None else v, "a directory, or off", "str", default=None
     )
 
 

@@ -261,10 +261,9 @@ class Watch:
         return said[0] != said[1]
 
     def _plan(self, view: PartitionView) -> Plan:
-        config, note = self.dirs.config(view.topic), quarantine.load(view.files, view.directory)
+        config, reason = self.dirs.config(view.topic), quarantine.reason_of(view.files, view.directory)
         first_dirty = self.dirs.first_dirty(view.topic, view.partition)
         request = CleanRequest(first_dirty, True, config.lastword_strategy)
-        reason = None if note is None else note.reason
         return choose_for(view, config, request, self.at_ms, quarantine=reason)
 
     def _sum_up(self, topic: str, numbers: Collection[int], version: int) -> None:

@@ -107,8 +107,7 @@ class History:
 
 @command("demo", usage="")
 def demo(
-    out: Session,
-    keep: Annotated[str | None, option("DIR", "keep the logs in this directory")] = None,
+    out: Session, keep: Annotated[str | None, option("DIR", "keep the logs in this directory")] = None
 ) -> None:
     """Clean one history by Kafka's rule and by ours.
 
@@ -197,11 +196,7 @@ def _clean_as_kafka(path: str, ends: Sequence[int]) -> tuple[Cleaned, list[Lost]
     for end in ends:
         log += tuple(segment for segment in original if begin <= segment.base_offset < end)
         log, done = cleaner.clean(
-            log,
-            end,
-            first_dirty=begin,
-            now_ms=SystemClock().now_ms(),
-            delete_retention_ms=retention_ms,
+            log, end, first_dirty=begin, now_ms=SystemClock().now_ms(), delete_retention_ms=retention_ms
         )
         results += done
         begin = end

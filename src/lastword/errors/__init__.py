@@ -86,7 +86,8 @@ all errors is in `base`, the errors of storage are in `storage`.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from lastword.errors.base import LastwordError as LastwordError
@@ -151,6 +152,19 @@ class PartialFailure(LastwordError):
             error.errno = first.errno  # a C slot of OSError, not in __dict__
         assert isinstance(error, PartialFailure)
         return error
+
+    @classmethod
+    @contextmanager
+    def collecting(cls, errors: list[LastwordError], *kinds: type[LastwordError]) -> Iterator[None]:
+        """Add an error of a part of a call to `errors`, so that the other parts follow.
+
+        `kinds`: the errors of a part; without any: damage, and errors of storage.
+        """
+        caught = kinds or (DataError, StorageError)
+        try:
+            yield
+        except caught as error:
+            errors.append(error)
 
     @classmethod
     def check(cls, results: T, errors: Sequence[LastwordError], note: str = "") -> T:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from lastword.errors.base import LastwordError, rebuild
 
@@ -136,96 +136,74 @@ class ThrottledError(UncertainRequestError):
     _remedy = "try again later; fewer and larger commits send fewer requests"
 
 
-class CredentialsRefusedError(StorageError, PermissionError):
+class _StoreError(StorageError):
+    """An error of an object store, or of an object. Its class has the sentence and the remedy."""
+
+    _says: ClassVar[str]
+    _remedy: ClassVar[str]
+
+    @classmethod
+    def of(cls, url: str, why: str = "") -> Self:
+        """Return the error for a URL. `why`: the reason, if the sentence has one."""
+        return cls(cls._says.format(url=url, why=why), remedy=cls._remedy, file=url)
+
+
+class CredentialsRefusedError(_StoreError, PermissionError):
     """An object store refuses the credentials, or there are none. Also a PermissionError."""
 
-    @classmethod
-    def of(cls, url: str, why: str) -> CredentialsRefusedError:
-        """Return the error for a request."""
-        return cls(
-            f"{url}: the store refuses the credentials: {why}",
-            remedy="set the credentials in the environment or in storage_options",
-            file=url,
-        )
+    _says = "{url}: the store refuses the credentials: {why}"
+    _remedy = "set the credentials in the environment or in storage_options"
 
 
-class BucketMissingError(StorageError, FileNotFoundError):
+class BucketMissingError(_StoreError, FileNotFoundError):
     """There is no such bucket or container. Also a FileNotFoundError."""
 
-    @classmethod
-    def of(cls, url: str) -> BucketMissingError:
-        """Return the error for the URL of a store or of an object."""
-        return cls(
-            f"{url}: the bucket does not exist",
-            remedy="check the URL and the options region and endpoint; lastword makes no bucket",
-            file=url,
-        )
+    _says = "{url}: the bucket does not exist"
+    _remedy = "check the URL and the options region and endpoint; lastword makes no bucket"
 
 
-class ObjectVanishedError(StorageError, FileNotFoundError):
+class ObjectVanishedError(_StoreError, FileNotFoundError):
     """There is no such object. Also a FileNotFoundError."""
 
     retriable = True
-
-    @classmethod
-    def of(cls, url: str) -> ObjectVanishedError:
-        """Return the error for an object."""
-        return cls(
-            f"{url} does not exist",
-            remedy="check the URL; if another process has just removed the object, try again",
-            file=url,
-        )
+    _says = "{url} does not exist"
+    _remedy = "check the URL; if another process has just removed the object, try again"
 
 
-class ObjectTakenError(StorageError, FileExistsError):
+class ObjectTakenError(_StoreError, FileExistsError):
     """An object of this name exists. Also a FileExistsError."""
 
-    @classmethod
-    def of(cls, url: str) -> ObjectTakenError:
-        """Return the error for an object."""
-        return cls(f"{url} exists already", remedy="remove the object, or use another prefix", file=url)
+    _says = "{url} exists already"
+    _remedy = "remove the object, or use another prefix"
 
 
-class SwapRefusedError(StorageError):
+class SwapRefusedError(_StoreError):
     """The object has another version than the one to replace, or does not exist."""
 
     retriable = True
-
-    @classmethod
-    def of(cls, url: str) -> SwapRefusedError:
-        """Return the error for an object."""
-        return cls(
-            f"{url} was changed by another process since it was read",
-            remedy="read the object again, and try again",
-            file=url,
-        )
+    _says = "{url} was changed by another process since it was read"
+    _remedy = "read the object again, and try again"
 
 
-class ClockSkewError(StorageError):
+class ClockSkewError(_StoreError):
     """The clock of this machine and the clock of an object store differ too much."""
 
-    @classmethod
-    def of(cls, url: str, why: str) -> ClockSkewError:
-        """Return the error for a store; `why` states the difference, or the store's reason."""
-        return cls(f"{url}: {why}", remedy="set this machine's clock, for example with NTP", file=url)
+    _says = "{url}: {why}"
+    _remedy = "set this machine's clock, for example with NTP"
 
 
-class UnconditionalStoreError(StorageError):
+class UnconditionalStoreError(_StoreError):
     """An object store does not do what a log needs.
 
     It does not enforce conditional writes, so that two writers could overwrite each other; or it does not
     answer reads of ranges, or reads with a condition.
     """
 
-    @classmethod
-    def of(cls, url: str, why: str) -> UnconditionalStoreError:
-        """Return the error for a store; `why` states the write that was not refused."""
-        return cls(
-            f"{url}: the store does not enforce conditional writes: {why}; nothing was changed",
-            remedy="use a store, or a newer version of this one, that supports If-None-Match and If-Match on "
-            "writes; such a store can be read",
-            file=url,
-        )
+    _says = "{url}: the store does not enforce conditional writes: {why}; nothing was changed"
+    _remedy = (
+        "use a store, or a newer version of this one, that supports If-None-Match and If-Match on writes; "
+        "such a store can be read"
+    )
 
     @classmethod
     def reads(cls, url: str, why: str) -> UnconditionalStoreError:

@@ -186,10 +186,8 @@ class KeyIndex:
                 if error.code != saved.FORM.code:
                     raise
                 self.drop()
-            except (
-                DiskFullError,
-                StorageError,
-            ):  # the index cannot be written: it is kept in memory from now on
+            except (DiskFullError, StorageError):
+                # The index cannot be written: it is kept in memory from now on.
                 if not self._writes:
                     raise
                 self._writes = False

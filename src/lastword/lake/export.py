@@ -346,13 +346,7 @@ class _Attempt:
     """One attempt to commit the version after a snapshot."""
 
     def __init__(
-        self,
-        table: Table,
-        snapshot: Snapshot,
-        moment: Moment,
-        form: TableForm,
-        writing: Writing,
-        work: Work,
+        self, table: Table, snapshot: Snapshot, moment: Moment, form: TableForm, writing: Writing, work: Work
     ) -> None:
         self.version = writing.version.number
         self._table = table

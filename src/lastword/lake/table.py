@@ -229,12 +229,7 @@ class Table:
     # -------------------------------------------------------------- a table that others may have changed
 
     def check(
-        self,
-        snapshot: Snapshot,
-        topic: str,
-        layout: str,
-        schema: Mapping[str, Any],
-        value_format: str | None,
+        self, snapshot: Snapshot, topic: str, layout: str, schema: Mapping[str, Any], value_format: str | None
     ) -> None:
         """Raise TableRefusedError unless an export of the topic may continue the table."""
         settings, protocol = snapshot.settings, snapshot.protocol

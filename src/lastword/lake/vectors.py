@@ -252,7 +252,5 @@ def _decoded(text: str) -> bytes:
 
 def _damaged(place: str, why: str) -> CorruptFileError:
     return CorruptFileError(
-        f"{place} {why}",
-        remedy="restore the table to an older version, or choose another path",
-        file=place,
+        f"{place} {why}", remedy="restore the table to an older version, or choose another path", file=place
     )

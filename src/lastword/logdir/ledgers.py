@@ -188,11 +188,7 @@ class Ledgers:
                     needed = self.kept.expected_bytes(tp.topic, needed)
                 self._make_room(min(budget, needed), slot)
                 ledger = Ledger.open(
-                    self._files,
-                    log.directory,
-                    segments,
-                    map_bytes=budget,
-                    scratch=self._scratch(),
+                    self._files, log.directory, segments, map_bytes=budget, scratch=self._scratch()
                 )
                 slot.ledger = ledger
             else:
@@ -263,10 +259,8 @@ class Ledgers:
     @property
     def memory_bytes(self) -> int:
         """Bytes of memory of all ledgers."""
-        with self._lock:
-            held = [
-                slot.ledger for slot in self._slots.values()
-            ]  # a copy: other threads drop theirs meanwhile
+        with self._lock:  # a copy: other threads drop theirs meanwhile
+            held = [slot.ledger for slot in self._slots.values()]
         return sum(ledger.memory_bytes for ledger in held if ledger is not None)
 
     def _known_bytes(self) -> int:

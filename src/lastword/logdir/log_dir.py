@@ -110,7 +110,7 @@ class LogDirectory(Closing):
         self._gauges = LogGauges(path, files, lambda: self._opened.logs) if mode == "a" else None
         self.half_deleted: set[str] = set()
         """Topics without a partition here whose deletion or creation a kill interrupted."""
-        self.directories = 1  # how many directories share the memory of `ledgers`
+        self.directory_count = 1  # the directories that share the memory of `ledgers`
         self.ledgers = self.new_ledgers()
         self.shared_topic_id: Callable[[str], str | None] = lambda topic: None
         """Returns the topic's id in the other directories of a `LogDirSet`."""
@@ -219,7 +219,7 @@ class LogDirectory(Closing):
         """
         return Ledgers(
             self.files,
-            lambda: self.settings.instance.log_cleaner_dedupe_buffer_size // self.directories,
+            lambda: self.settings.instance.log_cleaner_dedupe_buffer_size // self.directory_count,
             lambda: [os.path.join(self.path, str(tp)) for tp in self._contents.get().partitions],
             saves=saves and self.mode == "a",
             scratch=lambda: self.settings.instance.lastword_map_scratch,
@@ -627,9 +627,8 @@ class LogDirectory(Closing):
         is closed.
         """
         logs = {tp: self._opened.logs[TopicPartition(*tp)] for tp in partitions}
-        results = run_together(
-            [log.closing() for log in logs.values()], self.files, self.path
-        )  # without the lock: it waits
+        # Without the lock: it waits.
+        results = run_together([log.closing() for log in logs.values()], self.files, self.path)
         with self.lock:
             for tp, result in zip(logs, results, strict=True):
                 if result is True:
@@ -647,16 +646,16 @@ class LogDirectory(Closing):
             for log in self._opened.logs.values():
                 log.end_commit()
 
-    def claim(self, topic: str, partition: int) -> AbstractContextManager[None]:
+    def claim(self, topic: str, partition: int) -> AbstractContextManager[bool]:
         """Wait for the exclusive right to remove, rewrite or move the segments of a partition.
 
         A background cleaning that holds it ends at its next safe point, because it checks `wanted`.
         """
-        return self._locks.claim(TopicPartition(topic, partition))
+        return self._locks.claim(TopicPartition(topic, partition), waits=True)
 
     def try_claim(self, topic: str, partition: int) -> AbstractContextManager[bool]:
         """As `claim`, without waiting. Yields False if another thread has the right."""
-        return self._locks.try_claim(TopicPartition(topic, partition))
+        return self._locks.claim(TopicPartition(topic, partition), waits=False)
 
     def wanted(self, topic: str, partition: int) -> bool:
         """Return whether a thread waits for the claim of a partition."""

@@ -119,7 +119,7 @@ class LogDirSet:
             metrics.DIR_OFFLINE.set(1, real_path(path))
         for directory in self.directories:
             directory.shared_topic_id = self.topic_id
-            directory.directories = len(self.directories)
+            directory.directory_count = len(self.directories)
         if len(self.directories) > 1:
             self._settle()
             if not offline and self.directories[0].mode == "a":
@@ -164,8 +164,8 @@ class LogDirSet:
         """Return topic names, sorted, with their partitions, ascending, and the directory of each.
 
         An offline directory, and one of two that have a partition, is represented by an object that raises
-        the error. A caller must not change
-        the result: it is the same object until a partition is added or removed.
+        the error. A caller must not change the result: it is the same object until a partition is added or
+        removed.
         """
         listings = [self._listing(directory) for directory in self.directories]
         if not self._failed and list(map(id, listings)) == list(map(id, self._last[0])):

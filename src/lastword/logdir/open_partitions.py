@@ -233,29 +233,22 @@ class PartitionLocks:
         self._wanted: Counter[TopicPartition] = Counter()  # number of waiting threads
 
     @contextmanager
-    def claim(self, tp: TopicPartition) -> Iterator[None]:
-        """Hold a partition's lock inside the block, after waiting for it. The lock is reentrant."""
-        with self._lock:
-            mine = self._locks.setdefault(tp, threading.RLock())
-        if not mine.acquire(blocking=False):
-            with self._lock:
-                self._wanted[tp] += 1
-            try:
-                mine.acquire()
-            finally:
-                with self._lock:
-                    self._wanted[tp] -= 1
-        try:
-            yield
-        finally:
-            mine.release()
+    def claim(self, tp: TopicPartition, *, waits: bool) -> Iterator[bool]:
+        """Hold a partition's lock inside the block; yield whether it is held. The lock is reentrant.
 
-    @contextmanager
-    def try_claim(self, tp: TopicPartition) -> Iterator[bool]:
-        """Hold a partition's lock inside the block if it is free. Yields whether it is held."""
+        `waits`: until another thread has released it. Else the block runs without the lock.
+        """
         with self._lock:
             mine = self._locks.setdefault(tp, threading.RLock())
         got = mine.acquire(blocking=False)
+        if waits and not got:
+            with self._lock:
+                self._wanted[tp] += 1
+            try:
+                got = mine.acquire()
+            finally:
+                with self._lock:
+                    self._wanted[tp] -= 1
         try:
             yield got
         finally:

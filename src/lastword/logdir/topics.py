@@ -389,10 +389,7 @@ def make_partitions(
             before leaves no topic, and should leave no settings of one.
     """
     built = [
-        (
-            os.path.join(root, names.marked_partition_dir(*tp, "delete", f"{rng.getrandbits(128):032x}")),
-            tp,
-        )
+        (os.path.join(root, names.marked_partition_dir(*tp, "delete", f"{rng.getrandbits(128):032x}")), tp)
         for tp in partitions
     ]
     created: set[str] = set()

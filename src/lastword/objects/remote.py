@@ -402,13 +402,7 @@ class RemoteStore(ObjectStore):
         assert self._repeating is not None
 
     def _call(
-        self,
-        verb: str,
-        key: str,
-        request: Callable[[Any], T],
-        *,
-        conditional: bool = False,
-        end: int = 0,
+        self, verb: str, key: str, request: Callable[[Any], T], *, conditional: bool = False, end: int = 0
     ) -> T:
         """Return the result of a request, or raise the typed error.
 
@@ -555,9 +549,7 @@ class RemoteStore(ObjectStore):
         folder = (self._folder + prefix).rstrip("/")
         start = len(self._folder)
         pages = self._call(
-            "list",
-            prefix,
-            lambda store: iter(self._obstore.list(store, folder or None, chunk_size=1000)),
+            "list", prefix, lambda store: iter(self._obstore.list(store, folder or None, chunk_size=1000))
         )
         while True:
             page = self._call("list", prefix, lambda _: next(pages, None))

@@ -196,13 +196,7 @@ def remove_segments(files: Files, directory: str, gone: Iterable[Segment]) -> No
 
 
 def cut_segments(
-    files: Files,
-    directory: str,
-    segments: SegmentSet,
-    offset: int,
-    epoch: int,
-    *,
-    index_interval_bytes: int,
+    files: Files, directory: str, segments: SegmentSet, offset: int, epoch: int, *, index_interval_bytes: int
 ) -> SegmentSet:
     """Do steps 2 to 4. Return the rest of the log, its last segment active, with nothing open."""
     at = segments.floor(offset)

@@ -18,13 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-from lastword.errors import (
-    BusyError,
-    DataError,
-    FileTakenError,
-    FileVanishedError,
-    NotAPartitionError,
-)
+from lastword.errors import BusyError, DataError, FileTakenError, FileVanishedError, NotAPartitionError
 from lastword.files import FileFacts, Files
 from lastword.partition import removal_log, swap
 from lastword.partition.checkpoint_file import read_offset_lines

@@ -455,12 +455,12 @@ def read_log_end(files: Files, directory: str, end: int, listing: Collection[str
 
     None if nothing could contradict a log that ends at `end`. `listing`: the names in the directory.
     """
-    root, name = names.root_and_name(directory)
+    root, _ = names.root_and_name(directory)
     clean = files.exists(os.path.join(root, names.CLEAN_SHUTDOWN))
     offset, epoch = _read(files, directory)
     if not clean and offset in (0, end):
         return None
-    recovery_point = _recovery_point(files, root, name) if clean else 0
+    recovery_point = recovery_point_of(files, directory) if clean else 0
     if clean and offset == recovery_point == end:
         return None  # two of three witnesses, whether the mark is current or not: no epochs are read
     mark = _mark(files, directory, offset, epoch)
@@ -469,6 +469,7 @@ def read_log_end(files: Files, directory: str, end: int, listing: Collection[str
     return LogEnd(clean, recovery_point, mark, names.snapshot_offsets(listing))
 
 
-def _recovery_point(files: Files, root: str, name: str) -> int:
+def recovery_point_of(files: Files, directory: str) -> int:
     """Return the partition's line of the recovery-point checkpoint; 0 if there is none."""
+    root, name = names.root_and_name(directory)
     return read_offset_lines(files, os.path.join(root, names.RECOVERY_POINTS)).offsets.get(name, 0)

@@ -343,9 +343,8 @@ class LocalLog:
         try:
             self._roll(lambda: self.store.ingest(file, batches, index_interval_bytes=interval))
         except LastwordError as error:
-            if (
-                self.store.stored(batches[0].base_offset).facts() is not None
-            ):  # another segment would begin beside it
+            # Another segment would begin beside it.
+            if self.store.stored(batches[0].base_offset).facts() is not None:
                 self.failure.latch(error)
             raise
 

@@ -269,14 +269,7 @@ def record_at(
 
 
 def _in_stretch(
-    segment: Segment,
-    offset: int,
-    begin: int,
-    end: int,
-    below: int,
-    first: int,
-    bound: int,
-    excluded: int,
+    segment: Segment, offset: int, begin: int, end: int, below: int, first: int, bound: int, excluded: int
 ) -> tuple[RawRecord, int] | None:
     """Return the record at an offset and its batch's size, if a stretch of a file has the batch.
 

@@ -23,35 +23,30 @@ class SegmentSet(Sequence[Segment]):
     So a reader keeps its set, and never sees half of a change.
     """
 
-    __slots__ = ("_bases", "_segments")
+    __slots__ = ("_bases", "segments")
 
     def __init__(self, segments: Iterable[Segment]) -> None:
-        self._segments = tuple(sorted(segments, key=lambda s: s.base_offset))
-        self._bases = [s.base_offset for s in self._segments]
+        self.segments = tuple(sorted(segments, key=lambda s: s.base_offset))
+        self._bases = [s.base_offset for s in self.segments]
 
     def __len__(self) -> int:
-        return len(self._segments)
+        return len(self.segments)
 
     def __iter__(self) -> Iterator[Segment]:
-        return iter(self._segments)
+        return iter(self.segments)
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]
-        return self._segments[index]
-
-    @property
-    def segments(self) -> tuple[Segment, ...]:
-        """The segments as a tuple."""
-        return self._segments
+        return self.segments[index]
 
     @property
     def active(self) -> Segment:
         """The last segment, to which records are appended."""
-        return self._segments[-1]
+        return self.segments[-1]
 
     @property
     def size(self) -> int:
         """Bytes of all log files."""
-        return sum(s.size for s in self._segments)
+        return sum(s.size for s in self.segments)
 
     def floor(self, offset: int) -> int:
         """Return the index of the last segment that begins at or below `offset`; -1 if all begin above."""
@@ -63,7 +58,7 @@ class SegmentSet(Sequence[Segment]):
         number = bisect_right(bases, offset)
         if not number:
             return None
-        return self._segments[number - 1], bases[number] if number < len(bases) else None
+        return self.segments[number - 1], bases[number] if number < len(bases) else None
 
     def index_of(self, base_offset: int) -> int:
         """Return the index of the segment with this base offset; -1 if there is none."""
@@ -72,22 +67,22 @@ class SegmentSet(Sequence[Segment]):
 
     def starting_at(self, offset: int) -> tuple[Segment, ...]:
         """Return the segments that hold `offset` and everything above."""
-        return self._segments[max(self.floor(offset), 0) :]
+        return self.segments[max(self.floor(offset), 0) :]
 
     def between(self, start: int, end: int) -> tuple[Segment, ...]:
         """Return the segments that may hold an offset in [start, end)."""
-        return self._segments[max(self.floor(start), 0) : self.floor(end - 1) + 1]
+        return self.segments[max(self.floor(start), 0) : self.floor(end - 1) + 1]
 
     def below(self, offset: int) -> tuple[Segment, ...]:
         """Return the segments that begin below `offset`."""
-        return self._segments[: bisect_left(self._bases, offset)]
+        return self.segments[: bisect_left(self._bases, offset)]
 
     def with_last(self, segment: Segment) -> SegmentSet:
         """Return the set with another state of its last segment."""
-        if segment is self._segments[-1]:
+        if segment is self.segments[-1]:
             return self
         changed = SegmentSet.__new__(SegmentSet)
-        changed._segments, changed._bases = (*self._segments[:-1], segment), self._bases
+        changed.segments, changed._bases = (*self.segments[:-1], segment), self._bases
         return changed
 
     def with_added(self, segment: Segment) -> SegmentSet:
@@ -102,7 +97,7 @@ class SegmentSet(Sequence[Segment]):
     def _spliced(self, first: int, end: int, new: Sequence[Segment]) -> SegmentSet:
         """Return the set with `new` in the place of the segments `first` to `end`; nothing is sorted."""
         changed = SegmentSet.__new__(SegmentSet)
-        changed._segments = (*self._segments[:first], *new, *self._segments[end:])
+        changed.segments = (*self.segments[:first], *new, *self.segments[end:])
         changed._bases = [*self._bases[:first], *(s.base_offset for s in new), *self._bases[end:]]
         return changed
 

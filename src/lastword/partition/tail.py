@@ -382,9 +382,8 @@ class Tail:
 
     def roll(self, offset: int) -> None:
         """Close the active segment and begin the next at `offset`, which is not below the log end."""
-        run_steps(
-            self.taking_snapshot()
-        )  # before the recovery point moves: replay after a crash begins with it
+        # Before the recovery point moves: replay after a crash begins with the snapshot.
+        run_steps(self.taking_snapshot())
         self._local.roll(offset)
         self._rolled()
 

@@ -142,10 +142,7 @@ class Decisions:
     """The outcome of every batch of a range of a log."""
 
     def __init__(
-        self,
-        aborted: Iterable[AbortedTransaction] = (),
-        *,
-        undecided: dict[int, int] | None = None,
+        self, aborted: Iterable[AbortedTransaction] = (), *, undecided: dict[int, int] | None = None
     ) -> None:
         """Index the decisions.
 

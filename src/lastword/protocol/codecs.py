@@ -535,9 +535,7 @@ class _ReaderCode(_Code):
         size = "n" if least == 1 else f"n * {least}"
         self.emit("left -= n", f"if n < 0 or left < 0 or {size} > end - p: bad_count(n, end - p, left)")
         if field.kind == "uuid":
-            self.emit(
-                f"q = p + 16 * n; {target} = [bytes(data[i:i + 16]) for i in range(p, q, 16)]; p = q",
-            )
+            self.emit(f"q = p + 16 * n; {target} = [bytes(data[i:i + 16]) for i in range(p, q, 16)]; p = q")
         elif field.kind in FIXED:
             self.emit(f'{target} = list(unpack_from(f">{{n}}{FIXED[field.kind]}", data, p)); p += {size}')
         else:
@@ -686,11 +684,7 @@ class _WriterCode(_Code):
     def array(self, field: Field, variable: str, depth: int, path: str) -> None:
         """Write the elements of an array."""
         if field.kind == "uuid":
-            self.emit(
-                f"for e in {variable}:",
-                " if len(e) != 16: bad_uuid(e)",
-                f" {self.write}(e)",
-            )
+            self.emit(f"for e in {variable}:", " if len(e) != 16: bad_uuid(e)", f" {self.write}(e)")
         elif field.kind in FIXED:
             self.emit(f'if n > 0: {self.write}(pack(f">{{n}}{FIXED[field.kind]}", *{variable}))')
         else:

@@ -241,9 +241,7 @@ class Leader:
         for copy in copies:
             by_name.setdefault(copy.tp.topic, []).append(
                 ListOffsetsRequest.ListOffsetsPartition(
-                    partition_index=copy.tp.partition,
-                    current_leader_epoch=copy.leader.epoch,
-                    timestamp=which,
+                    partition_index=copy.tp.partition, current_leader_epoch=copy.leader.epoch, timestamp=which
                 )
             )
         topics = [

@@ -516,22 +516,21 @@ class BatchBuilder:
 
     `codec`: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd; `level` as in `compress`. `timestamp_type`: with 1 (log
     append) all records get the time that `build` gets. Producer fields of -1: no producer. After `clear` the
-    builder can be used again.
+    builder can be used again. `size_estimate`: the size without compression, exact for codec 0.
     """
 
     __slots__ = (
         "_attributes",
         "_base_sequence",
         "_base_timestamp",
-        "_count",
         "_last_delta",
         "_max_timestamp",
         "_producer_epoch",
         "_producer_id",
         "_records",
-        "_size",
         "codec",
         "level",
+        "size_estimate",
     )
 
     def __init__(
@@ -572,19 +571,13 @@ class BatchBuilder:
     def clear(self) -> None:
         """Remove the records; the next batch has the same codec and producer fields."""
         self._records.clear()
-        self._count = 0
         self._last_delta = -1
-        self._size = HEADER_BYTES
+        self.size_estimate = HEADER_BYTES
         self._base_timestamp = NO_TIMESTAMP
         self._max_timestamp = NO_TIMESTAMP
 
     def __len__(self) -> int:
-        return self._count
-
-    @property
-    def size_estimate(self) -> int:
-        """Return the size of the batch without compression: exact for codec 0."""
-        return self._size
+        return len(self._records)
 
     def append(
         self,
@@ -604,7 +597,7 @@ class BatchBuilder:
             raise UsageError(f"offset delta {delta} after {self._last_delta}: offsets rise within a batch")
         if timestamp < NO_TIMESTAMP or timestamp > INT64_MAX:
             raise UsageError(f"{timestamp} is not a timestamp", remedy="milliseconds since 1970, below 2^63")
-        if self._count == 0:
+        if not self._records:
             self._base_timestamp = timestamp
         if key is None:
             before_key, key = _NULL, b""
@@ -629,9 +622,8 @@ class BatchBuilder:
             raise RecordTooLargeError(f"a record of {size} bytes exceeds what a batch can hold")
         record = (LENGTHS[size] if size < _KNOWN_LENGTHS else encode_varint(size)) + body
         self._records.append(record)
-        self._count += 1
         self._last_delta = delta
-        self._size += len(record)
+        self.size_estimate += len(record)
         if timestamp > self._max_timestamp:
             self._max_timestamp = timestamp
 
@@ -659,7 +651,7 @@ class BatchBuilder:
         """
         if not self._records:
             raise UsageError("a batch needs a record")
-        payload = self._records[0] if self._count == 1 else b"".join(self._records)
+        payload = self._records[0] if len(self._records) == 1 else b"".join(self._records)
         if self.codec:
             payload = compress(self.codec, payload, self.level)
         if len(payload) > INT32_MAX - HEADER_BYTES:
@@ -672,6 +664,6 @@ class BatchBuilder:
             base_timestamp=self._base_timestamp,
             max_timestamp=self._max_timestamp if append_time is None else append_time,
             producer=(self._producer_id, self._producer_epoch, self._base_sequence),
-            count=self._count,
+            count=len(self._records),
             payload=payload,
         )

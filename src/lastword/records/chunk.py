@@ -20,12 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lastword import kernels
-from lastword.errors import (
-    CorruptBatchError,
-    DataError,
-    DecompressionLimitError,
-    FileVanishedError,
-)
+from lastword.errors import CorruptBatchError, DataError, DecompressionLimitError, FileVanishedError
 from lastword.kernels import legacy as legacy_kernels
 from lastword.kernels import table as fields
 from lastword.kernels.batches import find_plain_zstd, rows_that_fit, valid_rows, walk_batches

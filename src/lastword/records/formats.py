@@ -369,12 +369,7 @@ def build_message(
 
 
 def filter_entry(
-    buffer: Buffer,
-    header: BatchHeader,
-    keep: Iterable[bool],
-    file: str = "",
-    *,
-    position: int | None = None,
+    buffer: Buffer, header: BatchHeader, keep: Iterable[bool], file: str = "", *, position: int | None = None
 ) -> Filtered | None:
     """Return an entry with only the messages to keep (`keep`, one flag for each); None if no message is kept.
 

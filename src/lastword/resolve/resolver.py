@@ -204,11 +204,7 @@ class KeyScan:
         return self.map.words
 
     def insert(
-        self,
-        filler: KeyBatchFiller,
-        chunk: Chunk,
-        segment: int,
-        make_room: Callable[[Chunk], None],
+        self, filler: KeyBatchFiller, chunk: Chunk, segment: int, make_room: Callable[[Chunk], None]
     ) -> None:
         """Insert a key batch of `chunk` into the map; `segment` is that of its first record."""
         offset_map = self.map

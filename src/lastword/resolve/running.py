@@ -539,12 +539,7 @@ class RunningResolution:
 
     @classmethod
     def from_parts(
-        cls,
-        parts: Mapping[str, Any],
-        *,
-        map_bytes: int,
-        scratch: str | None = None,
-        take_over: bool = False,
+        cls, parts: Mapping[str, Any], *, map_bytes: int, scratch: str | None = None, take_over: bool = False
     ) -> RunningResolution:
         """Return the resolution from the parts of `to_parts`, with another budget.
 

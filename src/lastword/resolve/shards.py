@@ -271,12 +271,7 @@ class _Extraction(KeyScan):
         """Read the segments and write the file; `progress` is called with the bytes of each chunk."""
         self.counts.add(sources)
         chunks = self.take(
-            sources,
-            outcomes,
-            lambda chunk: 0,
-            lambda chunk: None,
-            old_due=old_due,
-            threads=threads,
+            sources, outcomes, lambda chunk: 0, lambda chunk: None, old_due=old_due, threads=threads
         )
         with closing(chunks):
             for chunk in chunks:
@@ -289,11 +284,7 @@ class _Extraction(KeyScan):
         return self._words
 
     def insert(
-        self,
-        filler: KeyBatchFiller,
-        chunk: Chunk,
-        segment: int,
-        make_room: Callable[[Chunk], None],
+        self, filler: KeyBatchFiller, chunk: Chunk, segment: int, make_room: Callable[[Chunk], None]
     ) -> None:
         self.store.register(filler.arrays.page_ids[: int(filler.cursor[key_batch.PAGES_MET])], segment)
         self._writer.add(chunk, filler)

@@ -269,9 +269,7 @@ class LogResolver:
         self._done_bytes = 0  # progress of this attempt
 
     def run(
-        self,
-        keys: int | None = None,
-        use_stored: Callable[[Resolution, StoredKeys], None] | None = None,
+        self, keys: int | None = None, use_stored: Callable[[Resolution, StoredKeys], None] | None = None
     ) -> Resolution:
         """Find the dead records.
 

@@ -198,12 +198,7 @@ class SegmentAppender:
 
     @classmethod
     def from_file(
-        cls,
-        stored: SegmentFiles,
-        file: str,
-        batches: Sequence[AssignedBatch],
-        *,
-        index_interval_bytes: int,
+        cls, stored: SegmentFiles, file: str, batches: Sequence[AssignedBatch], *, index_interval_bytes: int
     ) -> SegmentAppender:
         """Make a finished file of exactly these batches the segment of its first offset, by renaming it.
 

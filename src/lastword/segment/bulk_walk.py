@@ -37,12 +37,7 @@ class BulkWalk:
 
 
 def walk(
-    handle: Handle,
-    end: int,
-    base_offset: int,
-    builder: IndexBuilder,
-    *,
-    contiguous_from: int | None = None,
+    handle: Handle, end: int, base_offset: int, builder: IndexBuilder, *, contiguous_from: int | None = None
 ) -> BulkWalk:
     """Walk the file from its first byte and give its batches to `builder`, which must be new.
 

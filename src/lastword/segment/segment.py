@@ -110,18 +110,12 @@ class Segment:
         return cls(stored, facts, next_offset=next_offset, largest_timestamp=largest_timestamp, active=active)
 
     def ending_at(
-        self,
-        size: int,
-        next_offset: int | None = None,
-        largest_timestamp: int | None = None,
-        *,
-        active: bool,
+        self, size: int, next_offset: int | None = None, largest_timestamp: int | None = None, *, active: bool
     ) -> Segment:
         """Return the segment with another end. Both share the open file and the indexes."""
         if active and self._handle is not None:
-            self._handle.may_shrink_to(
-                size
-            )  # bytes behind the end are zeros, or an append of a killed writer
+            # The bytes behind the end are zeros, or an append of a killed writer.
+            self._handle.may_shrink_to(size)
         return self._with(
             size=size, active=active, _next_offset=next_offset, _largest_timestamp=largest_timestamp
         )

@@ -88,10 +88,7 @@ class ConsumerMember:
                     )
                     for topic_id, numbers in by_topic(self.assigned).items()
                 ],
-                partitions_pending_revocation=[
-                    value_class.TopicPartitions(topic_id=topic_id, partitions=numbers)
-                    for topic_id, numbers in by_topic(self.revoking).items()
-                ],
+                partitions_pending_revocation=rows_of(value_class.TopicPartitions, self.revoking),
             )
         )
 
@@ -257,7 +254,7 @@ def reconciled(
 
 
 class GroupChange:
-    """The state of a group after a heartbeat, and the records of what changes. `take` gives it to the group.
+    """The state of a group after a heartbeat, and the records of what changes. `apply` gives it to the group.
 
     Attributes:
         member: The member that sent the heartbeat.
@@ -390,6 +387,11 @@ def by_topic(partitions: Iterable[Partition]) -> dict[bytes, list[int]]:
     return topics
 
 
+def rows_of(row: Callable[..., Any], partitions: Iterable[Partition]) -> list[Any]:
+    """Return partitions as rows of a message, one for each topic. `row` makes a row."""
+    return [row(topic_id=topic_id, partitions=numbers) for topic_id, numbers in by_topic(partitions).items()]
+
+
 def partitions_of(topics: Iterable[Any]) -> Partitions:
     """Return the partitions in a list of topics of a message."""
     return frozenset((topic.topic_id, number) for topic in topics for number in topic.partitions)
@@ -429,12 +431,7 @@ def epoch_record(group_id: str, epoch: int, digest: int) -> tuple[bytes, bytes |
 
 def _target_record(group_id: str, member_id: str, target: Partitions) -> tuple[bytes, bytes | None]:
     value_class = messages.ConsumerGroupTargetAssignmentMemberValue
-    value = value_class(
-        topic_partitions=[
-            value_class.TopicPartition(topic_id=topic_id, partitions=numbers)
-            for topic_id, numbers in by_topic(target).items()
-        ]
-    )
+    value = value_class(topic_partitions=rows_of(value_class.TopicPartition, target))
     key = messages.ConsumerGroupTargetAssignmentMemberKey(group_id=group_id, member_id=member_id)
     return encode_stored(key), encode_stored(value)
 

@@ -48,6 +48,7 @@ from lastword.server.consumer_group_state import (
     partitions_of,
     preferred,
     regex_key,
+    rows_of,
     topics_of,
     with_current,
 )
@@ -160,10 +161,7 @@ class ConsumerGroups:
         if joins or is_full or member.assigned.keys() != before.assigned.keys():
             response = messages.ConsumerGroupHeartbeatResponse
             answer.assignment = response.Assignment(
-                topic_partitions=[
-                    response.TopicPartitions(topic_id=topic_id, partitions=numbers)
-                    for topic_id, numbers in by_topic(member.assigned).items()
-                ]
+                topic_partitions=rows_of(response.TopicPartitions, member.assigned)
             )
         return self._store.answer_after(stored, answer)
 

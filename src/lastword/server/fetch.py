@@ -42,7 +42,7 @@ from lastword.server.aborted import AbortedTransactions
 from lastword.server.context import failure
 from lastword.server.newest import NewestReads
 from lastword.server.topics import NEWEST as NEWEST_SUFFIX
-from lastword.server.topics import Refused, Refusing
+from lastword.server.topics import NOT_HOSTED, Refused, Refusing
 
 if TYPE_CHECKING:
     from lastword.records.record import RawRecord
@@ -473,7 +473,7 @@ class Fetches:
             unknown = codes.UNKNOWN_TOPIC_OR_PARTITION if name else codes.UNKNOWN_TOPIC_ID
             if not name and self._context.topics.get(known):
                 unknown = codes.INCONSISTENT_TOPIC_ID  # deleted and created again in a session
-            raise Refused(unknown, "This server does not host this topic-partition.")
+            raise Refused(unknown, NOT_HOSTED)
         log = topic.log(partition)
         if leader_epoch >= 0:
             current = log.epochs.latest or 0

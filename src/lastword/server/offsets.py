@@ -47,11 +47,7 @@ class Offsets:
     """The handlers of the APIs for committed offsets."""
 
     def __init__(
-        self,
-        context: ServerContext,
-        store: GroupStore,
-        classic: ClassicGroups,
-        leases: GroupLeases,
+        self, context: ServerContext, store: GroupStore, classic: ClassicGroups, leases: GroupLeases
     ) -> None:
         self._context = context
         self._store = store
@@ -111,10 +107,7 @@ class Offsets:
         return self._store_offsets(request, take)
 
     def _store_offsets(
-        self,
-        request: Request[Any],
-        take: Callable[[Changes], None],
-        producer: tuple[int, int] | None = None,
+        self, request: Request[Any], take: Callable[[Changes], None], producer: tuple[int, int] | None = None
     ) -> Any:
         """Return the answer to OffsetCommit or TxnOffsetCommit; `take` gets the offsets that are stored."""
         body, name, code = request.body, request.api.name, 0

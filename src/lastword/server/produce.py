@@ -21,7 +21,7 @@ from lastword.protocol import Request, codes, messages
 from lastword.protocol.schemas import Message
 from lastword.server.batches import NeedsThread, Prepared, RefusedRecords, prepared
 from lastword.server.context import failure
-from lastword.server.topics import INTERNAL, Refused, ServedTopic, id_of
+from lastword.server.topics import INTERNAL, NOT_HOSTED, Refused, ServedTopic, id_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -38,7 +38,6 @@ LARGE_BYTES = 256 << 10
 """A request of more bytes runs in the pool."""
 ADMIN_CLIENT = "__admin_client"
 """The only client id that may produce to an internal topic, as in Kafka."""
-UNKNOWN = "This server does not host this topic-partition."
 
 
 class CheckedBatch(NamedTuple):
@@ -129,12 +128,7 @@ class Producing:
         return self._append_checked(request, checked, connection, waits=False)
 
     def _append_checked(
-        self,
-        request: Request[messages.ProduceRequest],
-        checked: Checked,
-        connection: Peer,
-        *,
-        waits: bool,
+        self, request: Request[messages.ProduceRequest], checked: Checked, connection: Peer, *, waits: bool
     ) -> Any:
         """Append batches; return the answer, or a future. `waits`: a log is not free, or they are large."""
         committed = self._commit(request, checked, connection) if checked.batches else None
@@ -163,7 +157,7 @@ class Producing:
                 batch.partition.error_code, batch.partition.error_message = 0, None
                 with _refusing(batch.partition, fails=(StorageError,)):
                     if batch.topic_id is not None and batch.topic_id != id_of(dirs, batch.topic):
-                        raise Refused(codes.UNKNOWN_TOPIC_ID, UNKNOWN)
+                        raise Refused(codes.UNKNOWN_TOPIC_ID, NOT_HOSTED)
                     log = dirs.log(batch.topic, batch.partition.index)
                     if log.config.compacts and not batch.compacts:  # it may have a record without a key
                         message = f"{batch.topic} is compacted since the batch was checked: send it again"
@@ -253,7 +247,7 @@ class Producing:
         batches: list[CheckedBatch] = []
         for data, partition, served in logs:
             if served is None:
-                _refuse(partition, missing, UNKNOWN)
+                _refuse(partition, missing, NOT_HOSTED)
                 continue
             with _refusing(partition):
                 log = self._writable(request, served, data.index, refused_partitions)

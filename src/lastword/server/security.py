@@ -210,8 +210,7 @@ def opened_private(path: str) -> Any:
         file = open(path, "rb")  # noqa: SIM115, PTH123  # closed by the caller
     except OSError as error:
         raise UsageError(
-            f"{path}: {error.strerror}",
-            remedy="give a file of users, as `users FILE --add NAME` writes it",
+            f"{path}: {error.strerror}", remedy="give a file of users, as `users FILE --add NAME` writes it"
         ) from None
     if os.fstat(file.fileno()).st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         file.close()

@@ -341,12 +341,7 @@ class TransactionCoordinator:
         return transaction
 
     async def _admit(
-        self,
-        transactional_id: str,
-        producer: tuple[int, int],
-        partitions: set[Partition],
-        *,
-        adds: bool,
+        self, transactional_id: str, producer: tuple[int, int], partitions: set[Partition], *, adds: bool
     ) -> TransactionalId:
         """Return the transactional id of a producer that writes to partitions of its transaction.
 

@@ -223,11 +223,7 @@ def return_faults(work: Callable[[], _T]) -> _T | LastwordError:
 
 
 def build_sharded(
-    spark: SparkSession,
-    place: JobPlace,
-    job: ShardedJob,
-    now_ms: int,
-    progress: ProgressLike | None = None,
+    spark: SparkSession, place: JobPlace, job: ShardedJob, now_ms: int, progress: ProgressLike | None = None
 ) -> PreparedCleaning | LastwordError:
     """Run the remaining steps of a giant partition; return the outputs, or the first fault of the data."""
     clock = SystemClock()

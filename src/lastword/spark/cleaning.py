@@ -137,7 +137,7 @@ def plan_directory(
     tasks, giants = [], []
     for tp in _largest_first(rest, sizes):
         config = directory.topic_config(tp.topic)
-        request = _request(directory, tp, config, due, strategy)
+        request = CleanRequest.of(directory, tp, strategy, due=due)
         if sizes[tp] > options["task_bytes"]:
             giants.append((tp, config, request))
         else:
@@ -251,7 +251,7 @@ def _begin(task: BucketClean, dirs: OpenDirs) -> ShardedJob | None:
     job = _unfinished(log)
     if job is not None:
         return replace(job, plan=replace(job.plan, now_ms=log.clock.now_ms()))
-    plan = prepare(log, config, _request(directory, tp, config, task.due, task.strategy))
+    plan = prepare(log, config, CleanRequest.of(directory, tp, task.strategy, due=task.due))
     if plan.action == "clean":
         return jobs.start(log.files, log.directory, log.segments, plan)
     check_quarantine(dirs, *tp)
@@ -262,7 +262,7 @@ def _begin_plan(task: BucketClean, files: Files) -> ShardedJob | Plan:
     """Begin the divided plan of a partition, or return the plan that keeps the partition."""
     directory, tp = open_directory(task.path, task.storage, files), TopicPartition(task.topic, task.partition)
     view, config = directory.view(*tp), directory.topic_config(tp.topic)
-    request = _request(directory, tp, config, task.due, task.strategy)
+    request = CleanRequest.of(directory, tp, task.strategy, due=task.due)
     chosen = chosen_plan(view, config, request, files, directory.clock)
     if chosen.action != "clean":
         return chosen
@@ -489,7 +489,7 @@ def _prepared(
 
     def prepared(tp: TopicPartition) -> ShardedJob | Plan:
         log, config = directory.log(*tp), directory.topic_config(tp.topic)
-        return _unfinished(log) or prepare(log, config, _request(directory, tp, config, due, strategy))
+        return _unfinished(log) or prepare(log, config, CleanRequest.of(directory, tp, strategy, due=due))
 
     count = OVERLAP_FROM if len(chosen) >= OVERLAP_FROM else 1
     for first in range(0, len(chosen), count):
@@ -571,10 +571,3 @@ def _chosen(directory: LogDirectory, topic: str | None, partition: int | None) -
     return [
         tp for tp in directory.topic_partitions() if tp.topic == topic and partition in (None, tp.partition)
     ]
-
-
-def _request(
-    directory: LogDirectory, tp: TopicPartition, config: TopicConfig, due: bool, strategy: str | None
-) -> CleanRequest:
-    map_bytes = directory.settings.instance.map_bytes
-    return CleanRequest(directory.first_dirty(*tp), due, strategy or config.lastword_strategy, map_bytes)

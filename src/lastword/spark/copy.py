@@ -114,9 +114,10 @@ class _Places:
 
 
 @dataclass(frozen=True, slots=True)
-class _Send(_Places):
+class _Send:
     """Files of one partition for a task to copy."""
 
+    places: _Places
     tp: TopicPartition
     directory: str
     partition: str
@@ -125,9 +126,10 @@ class _Send(_Places):
 
 
 @dataclass(frozen=True, slots=True)
-class _Compare(_Places):
+class _Compare:
     """The logs of one partition for a task to compare."""
 
+    places: _Places
     directory: str
     partition: str
     logs: tuple[SourceFile, ...]
@@ -232,7 +234,6 @@ class _SparkCopying(Copying):
             )
 
     def _tasks_of(self, tp: TopicPartition) -> Iterator[_Send]:
-        places = self._places
         try:
             first_dirty = self.source.first_dirty(*tp)
             log = copies.SourceLog.of(self.source.checked_view(*tp), first_dirty)
@@ -244,10 +245,7 @@ class _SparkCopying(Copying):
         before = self._sent.get(tp)
         self._sent[tp] = _Sent(log, *((before.copied_bytes, before.entries) if before else ()))
         for group, size_bytes in in_groups(chosen, lambda file: file.size, TASK_BYTES):
-            yield _Send(
-                places.path, places.storage, places.target, places.target_storage,
-                tp, log.directory, target.directory(*tp), tuple(group), size_bytes,
-            )  # fmt: skip
+            yield _Send(self._places, tp, log.directory, target.directory(*tp), tuple(group), size_bytes)
 
     # -------------------------------------------------------------- verify
 
@@ -269,18 +267,17 @@ class _SparkCopying(Copying):
     def _compare(self, partitions: Sequence[TopicPartition]) -> None:
         from lastword.spark.tasks import described, run_tasks
 
-        places = self._places
         tasks = [
             _Compare(
-                places.path, places.storage, places.target, places.target_storage,
+                self._places,
                 self.logs[tp].directory,
                 self.target.log_dir(*tp).directory(*tp),
                 tuple(segment.log for segment in self.logs[tp].segments),
                 sum(segment.log.size for segment in self.logs[tp].segments),
             )
             for tp in partitions
-        ]  # fmt: skip
-        with described(self._spark, f"lastword copy: compare with {places.target}"):
+        ]
+        with described(self._spark, f"lastword copy: compare with {self._places.target}"):
             self._differences |= zip(partitions, run_tasks(self._spark, _compare, tasks), strict=True)
 
 
@@ -289,14 +286,15 @@ class _SparkCopying(Copying):
 
 def _send(task: _Send) -> tuple[int, dict[str, Entry]] | LastwordError:
     """Copy files; return the bytes, and the entries of files that were uploaded."""
-    source, own = files_at(task.path, task.storage), uuid.uuid4().hex
+    places, own = task.places, uuid.uuid4().hex
+    source = files_at(places.path, places.storage)
     try:
-        if not is_url(task.target):
+        if not is_url(places.target):
             check_seen(task.partition)
             return copies.send(source, task.directory, task.chosen, DEFAULT, task.partition, own), {}
-        with private_copy(task.target, task.target_storage) as files:
+        with private_copy(places.target, places.target_storage) as files:
             copied_bytes = copies.send(source, task.directory, task.chosen, files, task.partition, own)
-            uploaded = bucket_at(task.target, task.target_storage).upload(dict(files.changes()))
+            uploaded = bucket_at(places.target, places.target_storage).upload(dict(files.changes()))
         return copied_bytes, {key: entry for key, entry in uploaded.items() if entry is not None}
     except FileVanishedError as error:
         return error
@@ -307,7 +305,9 @@ def _send(task: _Send) -> tuple[int, dict[str, Entry]] | LastwordError:
 
 
 def _compare(task: _Compare) -> str | LastwordError | None:
-    source, target = files_at(task.path, task.storage), files_at(task.target, task.target_storage)
+    places = task.places
+    source = files_at(places.path, places.storage)
+    target = files_at(places.target, places.target_storage)
     try:
         return copies.difference(source, task.directory, task.logs, target, task.partition)
     except FileVanishedError as error:

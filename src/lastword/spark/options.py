@@ -20,6 +20,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -514,12 +515,9 @@ INSTEAD = {
     "kafka.enable.auto.commit": "a stream keeps its offsets in its checkpoint",
     "kafka.interceptor.classes": "change the rows of the frame",
     **{
-        f"kafka.{column}.deserializer": f"cast the column {column} after loading, or give {column}_format"
+        f"kafka.{column}.{name}": f"cast the column {column} {cast}, or give {column}_format"
         for column in ("key", "value")
-    },
-    **{
-        f"kafka.{column}.serializer": f"cast the column {column} to string or binary, or give {column}_format"
-        for column in ("key", "value")
+        for name, cast in (("deserializer", "after loading"), ("serializer", "to string or binary"))
     },
 }
 """Kafka's client options that a job may depend on, and their replacement.
@@ -589,10 +587,8 @@ def parse_schema(options: Mapping[str, str]) -> ReadOptions:
     try:
         return parse_read(options, warn=False)
     except SparkOptionError:
-        try:
+        with suppress(SparkOptionError):
             return parse_read(options, stream=True, warn=False)
-        except SparkOptionError:
-            pass
         raise
 
 

@@ -100,10 +100,7 @@ def extract(files: Files, directory: str, number: int) -> TransactionMet | None:
     path = f"{job.scratch}/unit-{number:05d}"
     aside = name_aside(f"{path}.data")
     try:
-        with (
-            _on_damage(files, job),
-            files.open_append(aside, create=True, exclusive=True) as out,
-        ):
+        with _on_damage(files, job), files.open_append(aside, create=True, exclusive=True) as out:
             parts = shards.extract(
                 sources,
                 following,
@@ -444,12 +441,7 @@ def _resolution(
     else:
         results, dead = [], union(_bits(files, job, group))
     return merge_resolutions(
-        facts,
-        dead,
-        results,
-        map_bytes=job.plan.map_bytes,
-        salt=bytes.fromhex(job.salt),
-        seconds=seconds,
+        facts, dead, results, map_bytes=job.plan.map_bytes, salt=bytes.fromhex(job.salt), seconds=seconds
     )
 
 

@@ -37,22 +37,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from lastword.arrow import pa, pc
 from lastword.bucket.files import BucketFiles
 from lastword.clock import SystemClock
-from lastword.errors import (
-    DataError,
-    KeyRequiredError,
-    LastwordError,
-    RecordTooLargeError,
-    SparkOptionError,
-)
+from lastword.errors import DataError, KeyRequiredError, LastwordError, RecordTooLargeError, SparkOptionError
 from lastword.files import DEFAULT, Files, overlapped
 from lastword.ingest import staging
 from lastword.ingest.apply import check_refusal, commit, ingest_pending

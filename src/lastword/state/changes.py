@@ -26,14 +26,7 @@ from lastword.records.columns import decode_live, raw_records
 from lastword.records.record import RawRecord
 from lastword.resolve import MapFull, Resolution
 from lastword.resolve.facts import SegmentSource, TransactionOutcomes
-from lastword.state.newest import (
-    BytesDone,
-    NewestRecords,
-    SegmentSlice,
-    replayed,
-    resolution_of,
-    slices_of,
-)
+from lastword.state.newest import BytesDone, NewestRecords, SegmentSlice, replayed, resolution_of, slices_of
 
 if TYPE_CHECKING:
     from lastword.accounts.ledger import Ledger

@@ -20,12 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lastword.arrow import bounded_columns, pa, pq
-from lastword.errors import (
-    CorruptFileError,
-    FileVanishedError,
-    LastwordError,
-    UsageError,
-)
+from lastword.errors import CorruptFileError, FileVanishedError, LastwordError, UsageError
 from lastword.files import Files, Handle
 from lastword.files.interface import PositionedFile
 from lastword.values import Value
@@ -83,9 +78,7 @@ class Reach(Value):
             return cls(fields["topic"], fields["topic_id"], ends, int(fields["complete_ms"]), cuts)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise CorruptFileError(
-                f"{file}: its end offsets are not valid ({error})",
-                remedy="restore to a new file",
-                file=file,
+                f"{file}: its end offsets are not valid ({error})", remedy="restore to a new file", file=file
             ) from None
 
 
@@ -121,13 +114,7 @@ class SnapshotWriter:
         reach: Topic and end offsets.
     """
 
-    def __init__(
-        self,
-        files: Files,
-        path: str,
-        schema: pa.Schema | None,
-        reach: Reach,
-    ) -> None:
+    def __init__(self, files: Files, path: str, schema: pa.Schema | None, reach: Reach) -> None:
         self._files = files
         self._path = path
         self._temporary = f"{path}.part-{os.getpid()}"

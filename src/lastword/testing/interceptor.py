@@ -105,8 +105,7 @@ class Interceptor:
         check_api(api)
         if error not in CODES:
             raise UsageError(
-                f"{error!r} is not an error of Kafka",
-                remedy=_nearest(error, CODES, "NOT_LEADER_OR_FOLLOWER"),
+                f"{error!r} is not an error of Kafka", remedy=_nearest(error, CODES, "NOT_LEADER_OR_FOLLOWER")
             )
         if times is not None and (isinstance(times, bool) or not isinstance(times, int) or times < 1):
             raise UsageError(

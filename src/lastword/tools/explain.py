@@ -164,7 +164,7 @@ def explain(
     Args:
         view: The partition.
         config: Its settings.
-        plan: The scheduler's plan: `cleaner.plan_partition`, of a `Request` with `due`.
+        plan: The scheduler's plan: of a `CleanRequest` with `due`.
         key: The key, or None.
         now_ms: The time.
         due_ms: Returns the time when the tombstone at an offset may be removed, by the clock of the garbage

@@ -216,14 +216,7 @@ class LenientWalk:
     """
 
     def __init__(
-        self,
-        handle: Handle,
-        file: str,
-        end: int,
-        base_offset: int,
-        report: Report,
-        *,
-        is_last: bool = True,
+        self, handle: Handle, file: str, end: int, base_offset: int, report: Report, *, is_last: bool = True
     ) -> None:
         self._handle = handle
         self._file = file

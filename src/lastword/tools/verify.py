@@ -39,9 +39,9 @@ from lastword.errors import CorruptFileError, DataError, FileVanishedError, Last
 from lastword.files import FileFacts, Files
 from lastword.keys import manifest as key_manifest
 from lastword.logdir.identity import read_topic_id
-from lastword.partition.checkpoint_file import number, read_lines, read_offset_lines
+from lastword.partition.checkpoint_file import number, read_lines
 from lastword.partition.directory_segments import DirectorySegments, read_log_start
-from lastword.partition.durability import read_synced
+from lastword.partition.durability import read_synced, recovery_point_of
 from lastword.partition.open import expected_cuts
 from lastword.partition.reads import read_again
 from lastword.partition.recovery import Cut
@@ -275,14 +275,11 @@ def _expected_cuts(files: Files, directory: str) -> list[Cut]:
     root, _ = names.root_and_name(directory)
     clean = files.exists(os.path.join(root, names.CLEAN_SHUTDOWN))
     try:
-        return expected_cuts(files, directory, recovery_point=_recovery_point(files, directory), clean=clean)
+        return expected_cuts(
+            files, directory, recovery_point=recovery_point_of(files, directory), clean=clean
+        )
     except LastwordError:
         return []
-
-
-def _recovery_point(files: Files, directory: str) -> int:
-    root, name = names.root_and_name(directory)
-    return read_offset_lines(files, os.path.join(root, names.RECOVERY_POINTS)).offsets.get(name, 0)
 
 
 def _with_warning(problem: Problem, cuts: Iterable[Cut]) -> Problem:
@@ -454,7 +451,7 @@ def _verify_names(files: Files, view: PartitionView, findings: Findings) -> None
     if not orphans:
         return
     log_start = read_log_start(files, view.directory)
-    durable = max(read_synced(files, view.directory), _recovery_point(files, view.directory))
+    durable = max(read_synced(files, view.directory), recovery_point_of(files, view.directory))
     first = min(logs, default=0)
     for base, name in sorted(orphans.items()):
         following = min((log for log in logs if log > base), default=None)

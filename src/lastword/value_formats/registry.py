@@ -41,13 +41,7 @@ from lastword.errors import RegistryError
 from lastword.value_formats.avro import AvroFormat, Types, decoder_of, json_of, parse_schema, schema_of
 from lastword.value_formats.interface import ValueFormat, ValueRefused
 from lastword.value_formats.json_text import JsonFormat, problem_of
-from lastword.value_formats.protobuf import (
-    ProtobufFormat,
-    descriptors_of,
-    file_of,
-    files_of,
-    messages_of,
-)
+from lastword.value_formats.protobuf import ProtobufFormat, descriptors_of, file_of, files_of, messages_of
 
 TIMEOUT_SECONDS = 30
 HEADER_BYTES = 5

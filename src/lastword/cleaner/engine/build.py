@@ -191,11 +191,7 @@ def threads_for(source_bytes: int, threads: int) -> int:
 
 
 def built_in_order(
-    building: _Building,
-    groups: Sequence[SegmentGroup],
-    second: Executor | None,
-    *,
-    overlap: bool = True,
+    building: _Building, groups: Sequence[SegmentGroup], second: Executor | None, *, overlap: bool = True
 ) -> Generator[BuiltGroup]:
     """Yield each group, built on demand; to be closed. Outputs that were not taken are removed.
 

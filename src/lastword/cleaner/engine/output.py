@@ -155,11 +155,7 @@ class Writer:
         self.next_offset = -1
 
     def take(
-        self,
-        chunk: Chunk,
-        retain: NDArray[np.uint8],
-        horizon_ms: int,
-        before: NDArray[np.int64] = NO_BEFORE,
+        self, chunk: Chunk, retain: NDArray[np.uint8], horizon_ms: int, before: NDArray[np.int64] = NO_BEFORE
     ) -> None:
         """Add the survivors of a chunk. `before`: as in a `RepackSource`."""
         if not chunk.has_old:

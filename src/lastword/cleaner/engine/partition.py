@@ -177,14 +177,8 @@ def chosen_plan(
     log: PartitionLog | PartitionView, config: TopicConfig, request: CleanRequest, files: Files, clock: Clock
 ) -> Plan:
     """Choose for a log as it is on disk, with its quarantine."""
-    set_aside = quarantine.load(files, log.directory)
-    return choose_for(
-        log,
-        config,
-        request,
-        clock.now_ms(),
-        quarantine=None if set_aside is None else set_aside.reason,
-    )
+    reason = quarantine.reason_of(files, log.directory)
+    return choose_for(log, config, request, clock.now_ms(), quarantine=reason)
 
 
 _cleaning: set[str] = set()

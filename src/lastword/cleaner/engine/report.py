@@ -318,12 +318,7 @@ def scan_stats(plan: Plan, resolution: Resolution) -> ScanStats:
 
 
 def accounted_stats(
-    plan: Plan,
-    resolution: Resolution,
-    groups: Sequence[SegmentGroup],
-    *,
-    read_bytes: int,
-    seconds: float,
+    plan: Plan, resolution: Resolution, groups: Sequence[SegmentGroup], *, read_bytes: int, seconds: float
 ) -> ScanStats:
     """Return the totals of a cleaning by accounts: scanned bytes, and as dirty bytes those it rewrites."""
     chosen = [segment for group in groups for segment in resolution.segments[group.first : group.last + 1]]

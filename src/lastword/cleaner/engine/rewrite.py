@@ -42,12 +42,7 @@ from lastword.cleaner.engine.transactions import NOTHING, TransactionFacts, is_f
 from lastword.cleaner.policy.groups import SegmentGroup
 from lastword.cleaner.policy.plan import Plan
 from lastword.kernels import table as fields
-from lastword.kernels.repack import (
-    AS_BITS,
-    DROP,
-    RETAIN,
-    SET_HORIZON,
-)
+from lastword.kernels.repack import AS_BITS, DROP, RETAIN, SET_HORIZON
 from lastword.records.chunk import SCAN_BYTES, Chunk
 from lastword.records.pipeline import in_slots, prepared
 from lastword.resolve import Resolution, SegmentFacts

@@ -296,12 +296,7 @@ def _by_ratio(plan: Plan, closed: Sequence[Choosable], config: TopicConfig) -> P
 
 
 def _cleanable(
-    plan: Plan,
-    segments: Sequence[Choosable],
-    config: TopicConfig,
-    ends: _Ends,
-    rolls: bool,
-    dead_bytes: int,
+    plan: Plan, segments: Sequence[Choosable], config: TopicConfig, ends: _Ends, rolls: bool, dead_bytes: int
 ) -> tuple[Sequence[Choosable], list[Reason]]:
     """Return the segments that a cleaning may take (a prefix of the log), and why it may not take the others.
 

@@ -160,10 +160,8 @@ class Columns:
         age = np.maximum(write_clock - written_at, 1).astype(np.float64)
         death_rate = np.maximum(paid[:, 1], LOWEST_DEATH_RATE * (size - dead) / age)
         recent = death_rate * age
-        cooling = np.where(dead > 0, MOST_COOLING, 1.0)
-        np.divide(
-            dead, recent, out=cooling, where=recent > dead / MOST_COOLING
-        )  # elsewhere the quotient is past the bound
+        cooling = np.where(dead > 0, MOST_COOLING, 1.0)  # the bound, where the quotient is past it
+        np.divide(dead, recent, out=cooling, where=recent > dead / MOST_COOLING)
         cooling = np.clip(cooling, 1.0, MOST_COOLING)
         low, high = (ratio * partition.segment_bytes for ratio in FILE_COST_BOUNDS)
         cost = file_cost_bytes if file_cost_bytes > 0 else FILE_COST_RATIO * partition.segment_bytes

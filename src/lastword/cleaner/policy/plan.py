@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS
 from lastword.units import format_bytes, format_freed
 from lastword.values import Value, plural
+
+if TYPE_CHECKING:
+    from lastword.logdir.checkpoints import TopicPartition
+    from lastword.logdir.log_dir import LogDirectory
 
 DEFAULT_MAP_BYTES = 128 << 20
 
@@ -53,6 +57,17 @@ class CleanRequest:
     strategy: str = "kafka"
     map_bytes: int = DEFAULT_MAP_BYTES
     closed_only: bool = False
+
+    @classmethod
+    def of(
+        cls, log_dir: LogDirectory, tp: TopicPartition, strategy: str | None = None, *, due: bool = True
+    ) -> CleanRequest:
+        """Return a request with the checkpoint of a partition, and the memory that the settings allow.
+
+        `strategy`: None: that of the topic.
+        """
+        chosen = strategy or log_dir.topic_config(tp.topic).lastword_strategy
+        return cls(log_dir.first_dirty(*tp), due, chosen, log_dir.settings.instance.map_bytes)
 
 
 @dataclass(frozen=True, slots=True)

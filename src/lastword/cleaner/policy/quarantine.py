@@ -75,6 +75,12 @@ def load(files: Files, directory: str) -> Quarantine | None:
         return Quarantine(reason=f"{path} is there, but not readable", time_ms=0, file=path)
 
 
+def reason_of(files: Files, directory: str) -> str | None:
+    """Return the reason of the partition's quarantine, or None."""
+    quarantine = load(files, directory)
+    return None if quarantine is None else quarantine.reason
+
+
 def put(files: Files, directory: str, error: LastwordError, now_ms: int) -> None:
     """Save that `error` stopped the cleaning of this partition, durably. The first reason is kept."""
     if load(files, directory) is not None:
