@@ -1284,6 +1284,17 @@ def _consumer_groups() -> Iterator[Step]:
         yield Step("TxnOffsetCommit", label, given | change, first=5)
     yield beat("leave", member_epoch=-1, **steady)
     yield beat("left before", member_epoch=-1, **steady)
+    for label, given in (
+        ("joins", {}),
+        ("of another member", {"member_id": "n"}),
+        ("again", {}),
+        ("with another instance", {"instance_id": "j"}),
+        ("of another member, free", {"member_id": "n"}),
+    ):
+        fields = beat("", "k-8", **({"member_id": "m", "instance_id": "i"} | given)).fields
+        yield Step("ConsumerGroupHeartbeat", f"static, {label}", fields, first=1)
+    yield beat("a blank member", member_id=" ")
+    yield Step("ConsumerGroupDescribe", "static", {"group_ids": ["k-8"]}, first=1)
 
 
 def _hostile() -> Iterator[Step]:
