@@ -9,6 +9,7 @@ import pytest
 
 import lastword
 from lastword.clock import ManualClock
+from lastword.errors import BusyError, DiskFullError
 from lastword.protocol import codes, decode_stored, encode_stored
 from lastword.protocol.messages import (
     ConsumerProtocolSubscription,
@@ -343,6 +344,27 @@ def test_leases_that_keep_too_little_are_written_first(
     monkeypatch.setattr(group_leases, "PAUSE_SECONDS", 0.01)
     commit(client, "g7", offset=9)
     until(lambda: list(leases(logs).values()).count(9) == 8)
+
+
+def test_a_lease_that_cannot_be_written_is_written_later(
+    client: Client, logs: lastword.LogDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its partition moves, then the drive is full. The lease waited for the next commit of its group."""
+    fill(logs)
+    place, refusals = (
+        group_leases.leases.place,
+        [DiskFullError("no room"), BusyError("moving", remedy="wait")],
+    )
+
+    def refused(*arguments: Any, **fields: Any) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return place(*arguments, **fields)
+
+    monkeypatch.setattr(group_leases.leases, "place", refused)
+    commit(client, offset=12)
+    until(lambda: leases(logs) == {"group.g": 12})
+    assert not refusals
 
 
 def test_a_group_that_is_no_file_name_has_a_lease_of_its_own() -> None:
