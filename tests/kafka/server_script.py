@@ -1045,6 +1045,7 @@ def _groups() -> Iterator[Step]:
     yield committed("negative offset", offset=-5)
     yield committed("long note", note="x" * 5000)
     yield committed("no note", note=None)
+    yield committed("note of two units a character", note="\U0001f600" * 2049)
     yield committed("generation", generation_id_or_member_epoch=5, member_id="x")
     yield committed("member without generation", member_id="x")
 

@@ -176,6 +176,27 @@ def test_the_offsets_of_a_deleted_topic_are_deleted(
     until(lambda: groups(client) == set())
 
 
+def test_the_offsets_of_a_topic_that_was_made_again_while_no_server_ran_are_deleted(
+    logs: lastword.LogDir,
+) -> None:
+    """A consumer would have passed over the first records of the new topic."""
+    logs.create_topic("events", cleanup_policy="delete")
+    with lastword.serve(logs, "127.0.0.1:0") as server, Client(server) as client:
+        for topic in ("users", "users@newest", "events", "events@newest"):
+            assert commit(client, topic=topic, partition=0) == 0
+    logs.delete_topic("events")
+    logs.create_topic("events", cleanup_policy="delete")
+    with lastword.serve(logs, "127.0.0.1:0") as server, Client(server) as client:
+        for topic, offset in (("users", 5), ("users@newest", 5), ("events", -1), ("events@newest", -1)):
+            assert committed(client, topic=topic, partition=0) == offset
+    assert None in newest(logs)
+
+
+def test_a_note_is_measured_as_java_does(client: Client) -> None:
+    assert commit(client, text="\U0001f600" * 2048) == 0
+    assert commit(client, text="\U0001f600" * 2049) == codes.OFFSET_METADATA_TOO_LARGE
+
+
 def test_topics_by_id(client: Client) -> None:
     known = client.topic_id()
     assert commit(client, version=10, topic_id=known) == 0
