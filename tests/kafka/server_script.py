@@ -829,6 +829,13 @@ def _fetch() -> Iterator[Step]:
     yield step("session, unknown", session_epoch=1, session_id=12345, first=7)
     yield step("session, none", session_epoch=1, session_id=0, first=7)
     yield step("session of nothing", session_epoch=0, first=7)
+    for label, version in (("names", 12), ("ids", 13)):
+        opened = fetch(first, session_epoch=0)
+        yield Step(
+            "Fetch", f"session of {label} opened", opened, version, version, keep={label: keep["session 7"]}
+        )
+    yield step("ids in a session of names", session_epoch=1, session_id=Kept("names"), first=13)
+    yield Step("Fetch", "names in a session of ids", fetch(session_epoch=1, session_id=Kept("ids")), 12, 12)
     yield step("session, negative epoch", first, session_epoch=-7, session_id=5, first=7)
 
 

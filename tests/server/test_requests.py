@@ -627,6 +627,22 @@ def test_a_session_answers_with_what_changed(client: Client, logs: lastword.LogD
     assert gone.error_code == codes.FETCH_SESSION_ID_NOT_FOUND
 
 
+@pytest.mark.parametrize("versions", [(12, 13), (13, 12)])
+def test_a_session_names_its_topics_in_one_way(
+    client: Client, logs: lastword.LogDir, versions: tuple[int, int]
+) -> None:
+    """A client that named them in the other way got partitions of topics without a name."""
+    logs.create_topic("a")
+    first, other = versions
+    asked = fetch_request([("a", 0, 0)], session_epoch=0)
+    if first == 13:
+        asked.topics[0].topic, asked.topics[0].topic_id = "", client.topic_id("a")
+    session = {"session_id": client.ask(asked, first).session_id}
+    answer = client.ask(fetch_request([], session_epoch=1, **session), other)
+    assert (answer.error_code, answer.responses) == (codes.FETCH_SESSION_TOPIC_ID_ERROR, [])
+    assert client.ask(fetch_request([], session_epoch=1, **session), first).error_code == 0
+
+
 def test_one_answer_has_the_batches_of_several_segments(
     client: Client, logs: lastword.LogDir, users: lastword.Topic
 ) -> None:
