@@ -1020,6 +1020,15 @@ def _configs() -> Iterator[Step]:
         yield from altered(f"type {kind}", (kind, "1", set_to(("retention.ms", "1"))))
     yield from altered("unknown broker", (BROKER, "7", set_to(("log.cleaner.threads", "1"))))
     yield from altered("fixed setting of a broker", (BROKER, "1", set_to(("node.id", "2"))))
+    for api, changes in (
+        ("IncrementalAlterConfigs", set_to(("cleanup.policy", "compact"), operation=1)),
+        ("AlterConfigs", [{"name": "retention.ms", "value": "5"}]),
+    ):
+        asked = {"resources": [resource(TOPIC, "changed", configs=changes)]}
+        yield Step(api, "policy reset", asked)
+        yield described(
+            f"after {api} resets", resource(TOPIC, "changed", configuration_keys=["cleanup.policy"])
+        )
     for operation in (1, 2, 3):
         for name, value in (("cleanup.policy", "compact"), ("retention.ms", "5"), ("nonsense", "5")):
             changes = [resource(TOPIC, "changed", configs=set_to((name, value), operation=operation))]

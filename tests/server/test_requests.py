@@ -267,6 +267,25 @@ def test_wrong_changes_of_settings_are_refused(client: Client, users: lastword.T
     assert change((2, "users", one)) == [0]
 
 
+@pytest.mark.parametrize("default", [None, "compact"])
+def test_a_policy_that_a_client_resets_is_that_of_a_new_topic(
+    client: Client, logs: lastword.LogDir, default: str | None
+) -> None:
+    """Without a policy the topic kept everything, where the client expects retention."""
+    logs.set_config(None, cleanup_policy=default)
+    assert [topic.error_code for topic in create(client, new_topic("users"), new_topic("events"))] == [0, 0]
+    logs.create_topic("kept", cleanup_policy=None)
+    assert alter(client, ("cleanup.policy", 0, "delete")) == alter(client, ("cleanup.policy", 1, "")) == 0
+    kind = AlterConfigsRequest
+    for name in ("events", "kept"):
+        change = kind.AlterableConfig(name="retention.ms", value="1")
+        resource = kind.AlterConfigsResource(resource_type=2, resource_name=name, configs=[change])
+        assert client.ask(kind(resources=[resource], validate_only=False)).responses[0].error_code == 0
+    policies = [logs[name].config.cleanup_policy for name in ("users", "events", "kept")]
+    expected = frozenset({default or "delete"})
+    assert policies == [expected, expected, None if default is None else expected]
+
+
 def test_settings_of_ours_are_described_to_clients_that_name_them(
     client: Client, logs: lastword.LogDir
 ) -> None:
