@@ -580,6 +580,7 @@ def _change_topics() -> Iterator[Step]:
     yield more("too few places", grown("grows-{v}", 6, [1]))
     yield more("placed twice", grown("grows-{v}", 4, [1, 1]))
     yield more("twice", grown("grows-{v}", 5), grown("grows-{v}", 6))
+    yield more("of a coordinator", grown("__consumer_offsets", 99), validate_only=True)
     yield more("nothing")
 
     def names(label: str, *wanted: str) -> Step:
@@ -1086,7 +1087,7 @@ def _groups() -> Iterator[Step]:
     yield fetched("no group", [("users", [0])], "")
     yield fetched("stable", [("users", [0])], require_stable=True, first=7)
 
-    def joined(label: str, group: str = "j-{v}", first: int = 0, **fields: Any) -> Step:
+    def joined(label: str, group: str = "j-{v}", first: int = 0, keep: Any = None, **fields: Any) -> Step:
         given = {
             "session_timeout_ms": 10_000,
             "rebalance_timeout_ms": 10_000,
@@ -1094,7 +1095,7 @@ def _groups() -> Iterator[Step]:
             "group_id": group,
         }
         given |= {"protocol_type": "consumer", "protocols": [{"name": "range", "metadata": b"abc"}]}
-        return Step("JoinGroup", label, given | fields, first=first)
+        return Step("JoinGroup", label, given | fields, first=first, keep=keep or {})
 
     for version in Step("JoinGroup", "").versions:
         keep = {f"member {version}": lambda answer: answer.member_id}
@@ -1109,6 +1110,19 @@ def _groups() -> Iterator[Step]:
     yield joined("no protocols", group="s-{v}", protocols=[])
     yield joined("no protocol type", group="s-{v}", protocol_type="")
     yield joined("unknown member", group="s-{v}", member_id="x")
+    yield joined("protocol without a name", group="u-{v}", protocols=[{"name": "", "metadata": b""}], first=9)
+    yield joined("static", group="k", first=9, group_instance_id="i", keep={"k": lambda a: a.member_id})
+    yield joined("static again", group="k", first=9, group_instance_id="i", member_id="other")
+    of_k = {"group_id": "k", "member_id": Kept("k"), "generation_id": 1}
+    for label, given in (
+        ("of the member", {"group_instance_id": "i"}),
+        ("of another instance", {"group_instance_id": "j"}),
+        ("of another member", {"group_instance_id": "i", "member_id": "other"}),
+        ("without its instance", {}),
+    ):
+        yield Step("Heartbeat", f"static, {label}", of_k | given, first=3)
+    leaving = [{"member_id": "", "group_instance_id": name} for name in ("j", "i", "i")]
+    yield Step("LeaveGroup", "static", {"group_id": "k", "members": leaving}, first=3, last=3)
     yield joined(
         "another protocol", protocols=[{"name": "other", "metadata": b""}], member_id=Kept("member {v}")
     )

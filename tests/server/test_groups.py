@@ -231,6 +231,14 @@ def test_a_member_that_rejoins_keeps_a_protocol_of_its_group(server: Server) -> 
     assert member.join().error_code == 0
 
 
+def test_a_client_with_the_longest_name_joins(server: Server) -> None:
+    """The id of a member begins with the name of its client. It has to fit into an answer."""
+    member = Consumer(server)
+    member.client = Client(server, client_id="c" * 32_767)
+    assert member.join().error_code == 0
+    assert member.sync({member.id: b"plan"}).assignment == b"plan"
+
+
 def test_many_protocols_are_compared_in_linear_time() -> None:
     """A client names as many as it likes, and the loop of the server compares them."""
     compared = 0

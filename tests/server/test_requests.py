@@ -22,6 +22,7 @@ from lastword.protocol import codes
 from lastword.protocol.messages import (
     AlterConfigsRequest,
     ApiVersionsRequest,
+    CreatePartitionsRequest,
     CreateTopicsRequest,
     DeleteGroupsRequest,
     DeleteTopicsRequest,
@@ -1193,6 +1194,23 @@ def test_a_request_creates_no_more_partitions_than_kafka_allows(
     assert {topic.error_code for topic in created} == {codes.POLICY_VIOLATION}
     assert not list(logs)
     assert {topic.error_code for topic in client.ask(metadata(*names[:5])).topics} == {0}
+
+
+def test_the_topic_of_a_coordinator_keeps_its_partitions(client: Client, logs: lastword.LogDir) -> None:
+    """Another number would be another partition for most groups: their former records would be read later."""
+    kind = CreatePartitionsRequest.CreatePartitionsTopic
+    client.ask(metadata("__consumer_offsets", allow_auto_topic_creation=True))
+    answer = client.ask(CreatePartitionsRequest(topics=[kind(name="__consumer_offsets", count=3)]))
+    assert answer.results[0].error_code == codes.INVALID_PARTITIONS
+    assert logs["__consumer_offsets"].partitions == 1
+
+
+def test_an_error_message_is_cut_where_a_string_ends(client: Client) -> None:
+    """The message has the name in it, and a longer one could not be sent: the connection was closed."""
+    name = "x" * 32_767
+    (answer,) = client.ask(CreateTopicsRequest(topics=[new_topic(name)])).topics
+    assert (answer.error_code, answer.name) == (codes.INVALID_TOPIC_EXCEPTION, name)
+    assert answer.error_message.startswith("Topic name is invalid: the length of 'xxx")
 
 
 @pytest.mark.parametrize("ends", ["client", "server"])
