@@ -51,9 +51,11 @@ class Constants:
             "RenewDelegationToken": self._refuse_token,
             "ExpireDelegationToken": self._refuse_token,
             "DescribeUserScramCredentials": self._describe_credentials,
-            "DescribeClientQuotas": self._describe_quotas,
+            "DescribeClientQuotas": lambda *_: messages.DescribeClientQuotasResponse(entries=[]),
             "AlterClientQuotas": self._alter_quotas,
-            "ListPartitionReassignments": self._list_reassignments,
+            "ListPartitionReassignments": lambda *_: messages.ListPartitionReassignmentsResponse(
+                error_message=None
+            ),
             "AlterPartitionReassignments": self._reassign,
             "AlterReplicaLogDirs": self._move,
             "ElectLeaders": self._elect,
@@ -90,11 +92,6 @@ class Constants:
             results.append(row(user=name, error_code=code, error_message=f"{text}: {name}"))
         return kind(results=results)
 
-    def _describe_quotas(
-        self, request: Request[messages.DescribeClientQuotasRequest], connection: Peer
-    ) -> Message:
-        return messages.DescribeClientQuotasResponse(entries=[])
-
     def _alter_quotas(self, request: Request[messages.AlterClientQuotasRequest], connection: Peer) -> Message:
         kind = messages.AlterClientQuotasResponse
         entries = []
@@ -116,11 +113,6 @@ class Constants:
             raise Refused(codes.UNKNOWN_TOPIC_OR_PARTITION, no_topic.format(topic))
         if number not in served.directories:
             raise Refused(codes.UNKNOWN_TOPIC_OR_PARTITION, no_partition.format(topic, number))
-
-    def _list_reassignments(
-        self, request: Request[messages.ListPartitionReassignmentsRequest], connection: Peer
-    ) -> Message:
-        return messages.ListPartitionReassignmentsResponse(error_message=None)
 
     def _reassign(
         self, request: Request[messages.AlterPartitionReassignmentsRequest], connection: Peer
