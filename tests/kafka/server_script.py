@@ -580,6 +580,7 @@ def _change_topics() -> Iterator[Step]:
     yield more("too few places", grown("grows-{v}", 6, [1]))
     yield more("placed twice", grown("grows-{v}", 4, [1, 1]))
     yield more("twice", grown("grows-{v}", 5), grown("grows-{v}", 6))
+    yield more("of a coordinator", grown("__consumer_offsets", 99), validate_only=True)
     yield more("nothing")
 
     def names(label: str, *wanted: str) -> Step:
@@ -829,6 +830,13 @@ def _fetch() -> Iterator[Step]:
     yield step("session, unknown", session_epoch=1, session_id=12345, first=7)
     yield step("session, none", session_epoch=1, session_id=0, first=7)
     yield step("session of nothing", session_epoch=0, first=7)
+    for label, version in (("names", 12), ("ids", 13)):
+        opened = fetch(first, session_epoch=0)
+        yield Step(
+            "Fetch", f"session of {label} opened", opened, version, version, keep={label: keep["session 7"]}
+        )
+    yield step("ids in a session of names", session_epoch=1, session_id=Kept("names"), first=13)
+    yield Step("Fetch", "names in a session of ids", fetch(session_epoch=1, session_id=Kept("ids")), 12, 12)
     yield step("session, negative epoch", first, session_epoch=-7, session_id=5, first=7)
 
 
@@ -1013,6 +1021,15 @@ def _configs() -> Iterator[Step]:
         yield from altered(f"type {kind}", (kind, "1", set_to(("retention.ms", "1"))))
     yield from altered("unknown broker", (BROKER, "7", set_to(("log.cleaner.threads", "1"))))
     yield from altered("fixed setting of a broker", (BROKER, "1", set_to(("node.id", "2"))))
+    for api, changes in (
+        ("IncrementalAlterConfigs", set_to(("cleanup.policy", "compact"), operation=1)),
+        ("AlterConfigs", [{"name": "retention.ms", "value": "5"}]),
+    ):
+        asked = {"resources": [resource(TOPIC, "changed", configs=changes)]}
+        yield Step(api, "policy reset", asked)
+        yield described(
+            f"after {api} resets", resource(TOPIC, "changed", configuration_keys=["cleanup.policy"])
+        )
     for operation in (1, 2, 3):
         for name, value in (("cleanup.policy", "compact"), ("retention.ms", "5"), ("nonsense", "5")):
             changes = [resource(TOPIC, "changed", configs=set_to((name, value), operation=operation))]
@@ -1045,6 +1062,7 @@ def _groups() -> Iterator[Step]:
     yield committed("negative offset", offset=-5)
     yield committed("long note", note="x" * 5000)
     yield committed("no note", note=None)
+    yield committed("note of two units a character", note="\U0001f600" * 2049)
     yield committed("generation", generation_id_or_member_epoch=5, member_id="x")
     yield committed("member without generation", member_id="x")
 
@@ -1069,7 +1087,7 @@ def _groups() -> Iterator[Step]:
     yield fetched("no group", [("users", [0])], "")
     yield fetched("stable", [("users", [0])], require_stable=True, first=7)
 
-    def joined(label: str, group: str = "j-{v}", first: int = 0, **fields: Any) -> Step:
+    def joined(label: str, group: str = "j-{v}", first: int = 0, keep: Any = None, **fields: Any) -> Step:
         given = {
             "session_timeout_ms": 10_000,
             "rebalance_timeout_ms": 10_000,
@@ -1077,7 +1095,7 @@ def _groups() -> Iterator[Step]:
             "group_id": group,
         }
         given |= {"protocol_type": "consumer", "protocols": [{"name": "range", "metadata": b"abc"}]}
-        return Step("JoinGroup", label, given | fields, first=first)
+        return Step("JoinGroup", label, given | fields, first=first, keep=keep or {})
 
     for version in Step("JoinGroup", "").versions:
         keep = {f"member {version}": lambda answer: answer.member_id}
@@ -1092,6 +1110,19 @@ def _groups() -> Iterator[Step]:
     yield joined("no protocols", group="s-{v}", protocols=[])
     yield joined("no protocol type", group="s-{v}", protocol_type="")
     yield joined("unknown member", group="s-{v}", member_id="x")
+    yield joined("protocol without a name", group="u-{v}", protocols=[{"name": "", "metadata": b""}], first=9)
+    yield joined("static", group="k", first=9, group_instance_id="i", keep={"k": lambda a: a.member_id})
+    yield joined("static again", group="k", first=9, group_instance_id="i", member_id="other")
+    of_k = {"group_id": "k", "member_id": Kept("k"), "generation_id": 1}
+    for label, given in (
+        ("of the member", {"group_instance_id": "i"}),
+        ("of another instance", {"group_instance_id": "j"}),
+        ("of another member", {"group_instance_id": "i", "member_id": "other"}),
+        ("without its instance", {}),
+    ):
+        yield Step("Heartbeat", f"static, {label}", of_k | given, first=3)
+    leaving = [{"member_id": "", "group_instance_id": name} for name in ("j", "i", "i")]
+    yield Step("LeaveGroup", "static", {"group_id": "k", "members": leaving}, first=3, last=3)
     yield joined(
         "another protocol", protocols=[{"name": "other", "metadata": b""}], member_id=Kept("member {v}")
     )
@@ -1284,6 +1315,17 @@ def _consumer_groups() -> Iterator[Step]:
         yield Step("TxnOffsetCommit", label, given | change, first=5)
     yield beat("leave", member_epoch=-1, **steady)
     yield beat("left before", member_epoch=-1, **steady)
+    for label, given in (
+        ("joins", {}),
+        ("of another member", {"member_id": "n"}),
+        ("again", {}),
+        ("with another instance", {"instance_id": "j"}),
+        ("of another member, free", {"member_id": "n"}),
+    ):
+        fields = beat("", "k-8", **({"member_id": "m", "instance_id": "i"} | given)).fields
+        yield Step("ConsumerGroupHeartbeat", f"static, {label}", fields, first=1)
+    yield beat("a blank member", member_id=" ")
+    yield Step("ConsumerGroupDescribe", "static", {"group_ids": ["k-8"]}, first=1)
 
 
 def _hostile() -> Iterator[Step]:

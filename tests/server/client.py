@@ -52,10 +52,10 @@ def served(directory: Any, **options: Any) -> Iterator[tuple[lastword.LogDir, Se
 class Client:
     """One connection to a server or an address. `with Client(server) as client: client.ask(body)`."""
 
-    def __init__(self, server: Any, *, timeout: float = 10) -> None:
+    def __init__(self, server: Any, *, timeout: float = 10, client_id: str = "tests") -> None:
         self.socket = socket.create_connection((server.host, server.port), timeout)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._protocol = ClientConnection("tests")
+        self._protocol = ClientConnection(client_id)
         self._answers: list[Any] = []
         self._held = b""
 

@@ -23,7 +23,7 @@ from lastword.server import Server
 from lastword.server import memory as memory_module
 from lastword.server import server as server_module
 from lastword.wire import GZIP, UNCOMPRESSED
-from tests.protocol.random_messages import random_message
+from tests.protocol.random_messages import LONGEST, TEXTS, random_message
 from tests.server import hostile
 from tests.server.client import Client, batch, fetch_request, served
 from tests.server.hostile import known
@@ -78,13 +78,13 @@ def test_a_client_that_reads_nothing_is_not_served_ahead(
 def test_random_messages_give_no_traceback(
     name: str, server: Server, logs: lastword.LogDir, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Valid messages with random fields, some of them with names and ids that exist."""
+    """Valid messages with random fields: names and ids that exist among them, or the longest texts."""
     api = next(api for api in APIS.values() if api.name == name)
     rng = random.Random(api.key)
     for version in range(api.first, api.stable + 1):
-        for _ in range(4 // stride(2)):
+        for texts in (TEXTS, TEXTS, LONGEST, LONGEST)[:: stride(2)]:
             logs.create_topic("users", exist_ok=True)
-            body = random_message(f"{name}Request", version, rng)
+            body = random_message(f"{name}Request", version, rng, texts)
             known(body, server.context.topics.get("users"), rng)
             with Client(server, timeout=0.05) as client, contextlib.suppress(OSError):
                 client.send(body, version)

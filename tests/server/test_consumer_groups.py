@@ -245,6 +245,32 @@ def test_static_members(client: Client, clock: ManualClock) -> None:
     assert numbers(other) == [0, 1, 2, 3]
 
 
+def test_the_former_instance_id_of_a_member_is_free(client: Client) -> None:
+    """It named a member that had left: a join with it was an error of the server."""
+    static, other = Member(client, "a", instance_id="i"), Member(client, "o")
+    rounds(static, other)
+    again = Member(client, "a", instance_id="j")
+    again.settle()
+    again.leave()
+    back = Member(client, "b", instance_id="i")
+    rounds(back, other)
+    assert sorted([*numbers(back), *numbers(other)]) == [0, 1, 2, 3]
+
+
+def test_a_member_takes_the_instance_id_of_another(logs: lastword.LogDir) -> None:
+    """The partitions of both have an owner again. A restart keeps the instance id."""
+    with lastword.serve(logs, "127.0.0.1:0") as server, Client(server) as client:
+        first, second, other = (Member(client, name, instance_id=f"of {name}") for name in "abo")
+        rounds(first, second, other)
+        second.leave(-2)
+        again = Member(client, "a", instance_id="of b")
+        rounds(again, other)
+        assert sorted([*numbers(again), *numbers(other)]) == [0, 1, 2, 3]
+    with lastword.serve(logs, "127.0.0.1:0") as server, Client(server) as client:
+        ids = {member.member_id: member.instance_id for member in described(client).members}
+    assert ids == {"a": "of b", "o": "of o"}
+
+
 def test_an_administrator_removes_members(client: Client) -> None:
     static, other = Member(client, "s", instance_id="i"), Member(client, "o")
     rounds(static, other)
@@ -328,6 +354,7 @@ def test_a_regular_expression_takes_linear_time(client: Client, logs: lastword.L
     ("fields", "code"),
     [
         ({"member_id": ""}, codes.INVALID_REQUEST),
+        ({"member_id": " "}, codes.INVALID_REQUEST),
         ({"group_id": ""}, codes.INVALID_REQUEST),
         ({"instance_id": ""}, codes.INVALID_REQUEST),
         ({"rack_id": ""}, codes.INVALID_REQUEST),

@@ -231,6 +231,14 @@ def test_a_member_that_rejoins_keeps_a_protocol_of_its_group(server: Server) -> 
     assert member.join().error_code == 0
 
 
+def test_a_client_with_the_longest_name_joins(server: Server) -> None:
+    """The id of a member begins with the name of its client. It has to fit into an answer."""
+    member = Consumer(server)
+    member.client = Client(server, client_id="c" * 32_767)
+    assert member.join().error_code == 0
+    assert member.sync({member.id: b"plan"}).assignment == b"plan"
+
+
 def test_many_protocols_are_compared_in_linear_time() -> None:
     """A client names as many as it likes, and the loop of the server compares them."""
     compared = 0
@@ -532,6 +540,20 @@ def test_committed_offsets_and_members_survive_a_restart(logs: lastword.LogDir) 
         synced = member.sync()
         assert (synced.error_code, synced.assignment) == (0, b"all")
         assert Consumer(server, "others").committed() == (-1, "")
+
+
+def test_offsets_are_read_from_the_partition_of_their_group(logs: lastword.LogDir) -> None:
+    """A broker adds partitions to the topic if it is asked to. The records of another one are former ones."""
+    group = next(f"g{n}" for n in range(99) if java_hash(f"g{n}") % 2 == 1 and java_hash(f"g{n}") % 3 == 0)
+    logs.create_topic("__consumer_offsets", 2, cleanup_policy="compact")
+    for offset in (5, 9):
+        with lastword.serve(logs, "127.0.0.1:0") as server, Client(server) as client:
+            assert client.commit(offset, group) == 0
+        if offset == 5:
+            topic_id = logs.dirs.topic_id("__consumer_offsets")
+            logs.dirs.directories[0].add_partitions("__consumer_offsets", [2], topic_id)
+    with lastword.serve(logs, "127.0.0.1:0") as server, Client(server) as client:
+        assert client.committed(group).committed_offset == 9
 
 
 def test_a_commit_waits_for_the_drive_if_the_settings_say_so(

@@ -9,6 +9,7 @@ import pytest
 
 import lastword
 from lastword.clock import ManualClock
+from lastword.errors import BusyError, DiskFullError
 from lastword.protocol import codes, decode_stored, encode_stored
 from lastword.protocol.messages import (
     ConsumerProtocolSubscription,
@@ -173,6 +174,27 @@ def test_the_offsets_of_a_deleted_topic_are_deleted(
     assert newest(logs) == {None}
     clock.advance(CHECK_MS)
     until(lambda: groups(client) == set())
+
+
+def test_the_offsets_of_a_topic_that_was_made_again_while_no_server_ran_are_deleted(
+    logs: lastword.LogDir,
+) -> None:
+    """A consumer would have passed over the first records of the new topic."""
+    logs.create_topic("events", cleanup_policy="delete")
+    with lastword.serve(logs, "127.0.0.1:0") as server, Client(server) as client:
+        for topic in ("users", "users@newest", "events", "events@newest"):
+            assert commit(client, topic=topic, partition=0) == 0
+    logs.delete_topic("events")
+    logs.create_topic("events", cleanup_policy="delete")
+    with lastword.serve(logs, "127.0.0.1:0") as server, Client(server) as client:
+        for topic, offset in (("users", 5), ("users@newest", 5), ("events", -1), ("events@newest", -1)):
+            assert committed(client, topic=topic, partition=0) == offset
+    assert None in newest(logs)
+
+
+def test_a_note_is_measured_as_java_does(client: Client) -> None:
+    assert commit(client, text="\U0001f600" * 2048) == 0
+    assert commit(client, text="\U0001f600" * 2049) == codes.OFFSET_METADATA_TOO_LARGE
 
 
 def test_topics_by_id(client: Client) -> None:
@@ -343,6 +365,27 @@ def test_leases_that_keep_too_little_are_written_first(
     monkeypatch.setattr(group_leases, "PAUSE_SECONDS", 0.01)
     commit(client, "g7", offset=9)
     until(lambda: list(leases(logs).values()).count(9) == 8)
+
+
+def test_a_lease_that_cannot_be_written_is_written_later(
+    client: Client, logs: lastword.LogDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its partition moves, then the drive is full. The lease waited for the next commit of its group."""
+    fill(logs)
+    place, refusals = (
+        group_leases.leases.place,
+        [DiskFullError("no room"), BusyError("moving", remedy="wait")],
+    )
+
+    def refused(*arguments: Any, **fields: Any) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return place(*arguments, **fields)
+
+    monkeypatch.setattr(group_leases.leases, "place", refused)
+    commit(client, offset=12)
+    until(lambda: leases(logs) == {"group.g": 12})
+    assert not refusals
 
 
 def test_a_group_that_is_no_file_name_has_a_lease_of_its_own() -> None:

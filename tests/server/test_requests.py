@@ -22,6 +22,7 @@ from lastword.protocol import codes
 from lastword.protocol.messages import (
     AlterConfigsRequest,
     ApiVersionsRequest,
+    CreatePartitionsRequest,
     CreateTopicsRequest,
     DeleteGroupsRequest,
     DeleteTopicsRequest,
@@ -265,6 +266,25 @@ def test_wrong_changes_of_settings_are_refused(client: Client, users: lastword.T
     assert change((4, "1", [("node.id", "2")]), (2, "", one)) == [codes.INVALID_REQUEST] * 2
     assert change((2, "a/b", one)) == [codes.INVALID_TOPIC_EXCEPTION]
     assert change((2, "users", one)) == [0]
+
+
+@pytest.mark.parametrize("default", [None, "compact"])
+def test_a_policy_that_a_client_resets_is_that_of_a_new_topic(
+    client: Client, logs: lastword.LogDir, default: str | None
+) -> None:
+    """Without a policy the topic kept everything, where the client expects retention."""
+    logs.set_config(None, cleanup_policy=default)
+    assert [topic.error_code for topic in create(client, new_topic("users"), new_topic("events"))] == [0, 0]
+    logs.create_topic("kept", cleanup_policy=None)
+    assert alter(client, ("cleanup.policy", 0, "delete")) == alter(client, ("cleanup.policy", 1, "")) == 0
+    kind = AlterConfigsRequest
+    for name in ("events", "kept"):
+        change = kind.AlterableConfig(name="retention.ms", value="1")
+        resource = kind.AlterConfigsResource(resource_type=2, resource_name=name, configs=[change])
+        assert client.ask(kind(resources=[resource], validate_only=False)).responses[0].error_code == 0
+    policies = [logs[name].config.cleanup_policy for name in ("users", "events", "kept")]
+    expected = frozenset({default or "delete"})
+    assert policies == [expected, expected, None if default is None else expected]
 
 
 def test_settings_of_ours_are_described_to_clients_that_name_them(
@@ -625,6 +645,22 @@ def test_a_session_answers_with_what_changed(client: Client, logs: lastword.LogD
     client.ask(fetch_request([], session_epoch=-1, **session), 12)
     gone = client.ask(fetch_request([], session_epoch=3, **session), 12)
     assert gone.error_code == codes.FETCH_SESSION_ID_NOT_FOUND
+
+
+@pytest.mark.parametrize("versions", [(12, 13), (13, 12)])
+def test_a_session_names_its_topics_in_one_way(
+    client: Client, logs: lastword.LogDir, versions: tuple[int, int]
+) -> None:
+    """A client that named them in the other way got partitions of topics without a name."""
+    logs.create_topic("a")
+    first, other = versions
+    asked = fetch_request([("a", 0, 0)], session_epoch=0)
+    if first == 13:
+        asked.topics[0].topic, asked.topics[0].topic_id = "", client.topic_id("a")
+    session = {"session_id": client.ask(asked, first).session_id}
+    answer = client.ask(fetch_request([], session_epoch=1, **session), other)
+    assert (answer.error_code, answer.responses) == (codes.FETCH_SESSION_TOPIC_ID_ERROR, [])
+    assert client.ask(fetch_request([], session_epoch=1, **session), first).error_code == 0
 
 
 def test_one_answer_has_the_batches_of_several_segments(
@@ -1158,6 +1194,23 @@ def test_a_request_creates_no_more_partitions_than_kafka_allows(
     assert {topic.error_code for topic in created} == {codes.POLICY_VIOLATION}
     assert not list(logs)
     assert {topic.error_code for topic in client.ask(metadata(*names[:5])).topics} == {0}
+
+
+def test_the_topic_of_a_coordinator_keeps_its_partitions(client: Client, logs: lastword.LogDir) -> None:
+    """Another number would be another partition for most groups: their former records would be read later."""
+    kind = CreatePartitionsRequest.CreatePartitionsTopic
+    client.ask(metadata("__consumer_offsets", allow_auto_topic_creation=True))
+    answer = client.ask(CreatePartitionsRequest(topics=[kind(name="__consumer_offsets", count=3)]))
+    assert answer.results[0].error_code == codes.INVALID_PARTITIONS
+    assert logs["__consumer_offsets"].partitions == 1
+
+
+def test_an_error_message_is_cut_where_a_string_ends(client: Client) -> None:
+    """The message has the name in it, and a longer one could not be sent: the connection was closed."""
+    name = "x" * 32_767
+    (answer,) = client.ask(CreateTopicsRequest(topics=[new_topic(name)])).topics
+    assert (answer.error_code, answer.name) == (codes.INVALID_TOPIC_EXCEPTION, name)
+    assert answer.error_message.startswith("Topic name is invalid: the length of 'xxx")
 
 
 @pytest.mark.parametrize("ends", ["client", "server"])

@@ -35,6 +35,8 @@ from lastword.protocol.schemas import (
 
 MOST_ELEMENTS = 1_000_000
 """Upper bound for the elements of all arrays of one message together."""
+ERROR_CHARACTERS = 8191
+"""Most characters of an error message, which may repeat strings of the request: a string has 32767 bytes."""
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -640,7 +642,8 @@ class _WriterCode(_Code):
         if field.is_array:
             measured, empty = f"n = len({variable})", f"{variable} = ()"
         elif field.kind == "string":
-            measured, empty = f"e = {variable}.encode(); n = len(e)", 'e = b""'
+            cut = f"[:{ERROR_CHARACTERS}]" if field.name.endswith("error_message") else ""
+            measured, empty = f"e = {variable}{cut}.encode(); n = len(e)", 'e = b""'
         elif field.kind == "bytes":
             measured, empty = f"e = {variable}; n = len(e)", 'e = b""'
         else:

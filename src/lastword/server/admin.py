@@ -462,6 +462,9 @@ class Admin:
         served = self._topics.get(topic.name)
         if served is None:
             raise Refused(codes.UNKNOWN_TOPIC_OR_PARTITION, NOT_HOSTED)
+        if topic.name in INTERNAL:
+            text = f"Groups and transactional ids are divided by the number of partitions of {topic.name}."
+            raise Refused(codes.INVALID_PARTITIONS, f"{text} It cannot be changed.")
         count = len(served.directories)
         if topic.count <= count:
             text = (

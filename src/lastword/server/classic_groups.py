@@ -47,6 +47,8 @@ SESSION_MS = (6_000, 1_800_000)
 GROUP_VERSION = 3
 """Version of the value that is written, which every Kafka since 2.3 reads."""
 MOST_MEMBERS = 10_000
+NAME_CHARACTERS = 1000
+"""Most characters of a client id or an instance id in the id of a member."""
 _log = logging.getLogger("lastword.server")
 
 
@@ -300,7 +302,8 @@ class ClassicGroups:
             self._join_known(group, member, answer)
 
     def _join_new(self, group: ClassicGroup, member: ClassicMember, answer: asyncio.Future[Any]) -> None:
-        member.id = f"{member.instance_id or member.client_id}-{uuid.uuid4()}"
+        name = (member.instance_id or member.client_id)[:NAME_CHARACTERS]
+        member.id = f"{name}-{uuid.uuid4()}"
         if member.instance_id is not None:
             replaced = group.instances.get(member.instance_id)
             if replaced is not None:

@@ -24,7 +24,7 @@ from lastword.config import INSTANCE_SETTINGS, MEANING, TOPIC_SETTINGS, TopicCon
 from lastword.protocol import Request, codes, messages
 from lastword.protocol.schemas import Message
 from lastword.server.coordinator import EXPIRATION_MS, MOST_TIMEOUT_MS
-from lastword.server.topics import Refused, Refusing, check_topic_name
+from lastword.server.topics import CREATED, Refused, Refusing, check_topic_name
 
 if TYPE_CHECKING:
     from lastword.server.context import Handlers, ServerContext
@@ -323,6 +323,8 @@ class Configs:
                 if self._context.topics.get(name) is None:
                     raise Refused(codes.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
                 changes = changes_of(resource)
+                if changes.get("cleanup.policy", "") is None:
+                    changes |= self._policy_of_clients(name)
                 if request.body.validate_only:
                     self._dirs.check_config(name, changes)
                 else:
@@ -353,6 +355,15 @@ class Configs:
         ]
         if nulls:
             raise Refused(codes.INVALID_REQUEST, f"Null value not supported for : {','.join(nulls)}")
+
+    def _policy_of_clients(self, topic: str) -> dict[str, Any]:
+        """Return the policy of a topic whose own policy a client resets: the default of a new topic."""
+        is_set = self._dirs.settings.is_set
+        return (
+            CREATED
+            if is_set("cleanup.policy", topic) and not is_set("cleanup.policy", None, own=True)
+            else {}
+        )
 
     def _whole(self, resource: Any) -> dict[str, Any]:
         """Return the changes of AlterConfigs: what it does not name is reset."""

@@ -35,14 +35,6 @@ REFUSED: dict[str, tuple[int, str | None]] = {
 ANONYMOUS = ("User", "ANONYMOUS")
 METADATA_TOPIC = "__cluster_metadata"
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
-QUOTAS = {
-    "user": ("producer_byte_rate", "consumer_byte_rate", "request_percentage", "controller_mutation_rate"),
-    "ip": ("connection_creation_rate",),
-}
-QUOTAS["client-id"] = QUOTAS["user"]
-"""The quotas of each type of entity."""
-EXACT, DEFAULT, ANY = 0, 1, 2
-"""How a filter of quotas matches the name of an entity."""
 
 
 class Constants:
@@ -59,9 +51,11 @@ class Constants:
             "RenewDelegationToken": self._refuse_token,
             "ExpireDelegationToken": self._refuse_token,
             "DescribeUserScramCredentials": self._describe_credentials,
-            "DescribeClientQuotas": self._describe_quotas,
+            "DescribeClientQuotas": lambda *_: messages.DescribeClientQuotasResponse(entries=[]),
             "AlterClientQuotas": self._alter_quotas,
-            "ListPartitionReassignments": self._list_reassignments,
+            "ListPartitionReassignments": lambda *_: messages.ListPartitionReassignmentsResponse(
+                error_message=None
+            ),
             "AlterPartitionReassignments": self._reassign,
             "AlterReplicaLogDirs": self._move,
             "ElectLeaders": self._elect,
@@ -98,20 +92,6 @@ class Constants:
             results.append(row(user=name, error_code=code, error_message=f"{text}: {name}"))
         return kind(results=results)
 
-    def _describe_quotas(
-        self, request: Request[messages.DescribeClientQuotasRequest], connection: Peer
-    ) -> Message:
-        kind = messages.DescribeClientQuotasResponse
-        types = [component.entity_type for component in request.body.components]
-        for component in request.body.components:
-            code, text = _filter_error(component)
-            if not code and types.count(component.entity_type) > 1:
-                code = codes.INVALID_REQUEST
-                text = f"Entity type {component.entity_type} cannot appear more than once in the filter."
-            if code:
-                return kind(error_code=code, error_message=text, entries=None)
-        return kind(entries=[])
-
     def _alter_quotas(self, request: Request[messages.AlterClientQuotasRequest], connection: Peer) -> Message:
         kind = messages.AlterClientQuotasResponse
         entries = []
@@ -119,9 +99,7 @@ class Constants:
             entity = [
                 kind.EntityData(entity_type=e.entity_type, entity_name=e.entity_name) for e in entry.entity
             ]
-            text = _quota_error(entry)
-            if text is None and not request.body.validate_only and not all(op.remove for op in entry.ops):
-                text = "This server has no quotas."
+            text = None if all(change.remove for change in entry.ops) else "This server has no quotas."
             code = codes.NONE if text is None else codes.INVALID_REQUEST
             entries.append(kind.EntryData(entity=entity, error_code=code, error_message=text))
         return kind(entries=entries)
@@ -135,11 +113,6 @@ class Constants:
             raise Refused(codes.UNKNOWN_TOPIC_OR_PARTITION, no_topic.format(topic))
         if number not in served.directories:
             raise Refused(codes.UNKNOWN_TOPIC_OR_PARTITION, no_partition.format(topic, number))
-
-    def _list_reassignments(
-        self, request: Request[messages.ListPartitionReassignmentsRequest], connection: Peer
-    ) -> Message:
-        return messages.ListPartitionReassignmentsResponse(error_message=None)
 
     def _reassign(
         self, request: Request[messages.AlterPartitionReassignmentsRequest], connection: Peer
@@ -249,36 +222,3 @@ class Constants:
 
 def _refuse(request: Request[Any], connection: Peer) -> Message:
     return error_answer(request, *REFUSED[request.api.name])
-
-
-def _filter_error(component: Any) -> tuple[int, str]:
-    """Return the error of a part of a filter of quotas; 0 without one."""
-    kind, match = component.entity_type, component.match
-    if not kind:
-        return codes.INVALID_REQUEST, "Invalid empty entity type."
-    if component.match_type not in (EXACT, DEFAULT, ANY):
-        return codes.INVALID_REQUEST, f"Unknown match type {component.match_type}"
-    if component.match_type == EXACT and match is None:
-        return codes.INVALID_REQUEST, "Request specified MATCH_TYPE_EXACT, but set match string to null."
-    if component.match_type != EXACT and match is not None:
-        name = "DEFAULT" if component.match_type == DEFAULT else "SPECIFIED"
-        text = f"Request specified MATCH_TYPE_{name}, but also specified a match string."
-        return codes.INVALID_REQUEST, text
-    if kind not in QUOTAS:
-        return codes.UNSUPPORTED_VERSION, f"Unsupported entity type {kind}"
-    return 0, ""
-
-
-def _quota_error(entry: Any) -> str | None:
-    """Return what is wrong with a change of quotas; None if nothing is."""
-    if not entry.entity:
-        return "Invalid empty client quota entity"
-    for entity in entry.entity:
-        if entity.entity_type not in QUOTAS:
-            return f"Unhandled client quota entity type: {entity.entity_type}"
-    for change in entry.ops:
-        if change.key not in QUOTAS[entry.entity[0].entity_type]:
-            return f"Invalid configuration key {change.key}"
-        if not change.remove and change.value <= 0:
-            return f"Quota {change.key} must be greater than 0"
-    return None

@@ -176,18 +176,20 @@ class ConsumerGroup(Group):
 
     def drop(self, member_id: str) -> None:
         """Remove a member, its target and its timers."""
-        member = self.members[member_id]
         self._release(member_id)
         del self.members[member_id]
         self.targets.pop(member_id, None)
-        if member.instance_id is not None and self.instances.get(member.instance_id) == member_id:
-            del self.instances[member.instance_id]
         for timers in (self.sessions, self.revocations):
             timers.pop(member_id, NO_TIMER).cancel()
 
     def _release(self, member_id: str) -> None:
+        """Free the partitions and the instance id of a member, if there is one."""
         member = self.members.get(member_id)
-        for partition in () if member is None else (*member.assigned, *member.revoking):
+        if member is None:
+            return
+        if member.instance_id is not None and self.instances.get(member.instance_id) == member_id:
+            del self.instances[member.instance_id]
+        for partition in (*member.assigned, *member.revoking):
             if self.owners.get(partition) == member_id:
                 del self.owners[partition]
 
@@ -282,13 +284,14 @@ class GroupChange:
         if replaced is not None:
             self.records += member_tombstones(group.id, replaced.id)
         key = messages.ConsumerGroupMemberMetadataKey(group_id=group.id, member_id=member.id)
-        if is_new or member.metadata() != before.metadata():
+        if is_new or replaced is not None or member.metadata() != before.metadata():
             self.records.append((encode_stored(key), member.metadata()))
         if replaced is not None:
             self._targets[member.id] = self._targets.pop(replaced.id, frozenset())
             self.records.append(_target_record(group.id, member.id, self._targets[member.id]))
         self._is_new = is_new
-        self.is_subscription_changed = is_new and replaced is None
+        # A member that takes another's instance id has the targets of both no more.
+        self.is_subscription_changed = is_new == (replaced is None)
         self.is_subscription_changed |= (member.topics, member.regex) != (before.topics, before.regex)
         self._match(matches)
 

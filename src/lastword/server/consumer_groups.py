@@ -411,7 +411,7 @@ class ConsumerGroups:
                 client_host=member.client_host,
                 subscribed_topic_names=sorted(member.topics),
                 subscribed_topic_regex=member.regex,
-                assignment=assignment(member.assigned),
+                assignment=assignment((*member.assigned, *member.revoking)),
                 target_assignment=assignment(group.targets.get(member.id, ())),
                 member_type=DYNAMIC,
             )
@@ -503,7 +503,7 @@ def _invalid(text: str) -> Refused:
 def _check(body: messages.ConsumerGroupHeartbeatRequest, version: int) -> None:
     """Refuse a heartbeat that no member sends."""
     epoch = body.member_epoch
-    if not body.member_id and (version >= 1 or epoch > 0):
+    if not body.member_id.strip() and (version >= 1 or epoch > 0):
         raise _invalid("MemberId can't be empty.")
     for value, name in (
         (body.group_id, "GroupId"),

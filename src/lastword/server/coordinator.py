@@ -128,6 +128,9 @@ class CoordinatorTopic:
     ) -> list[StoredRecord]:
         """Return the decoded records of the topic, but for tombstones; see `_newest`.
 
+        If the topic has had fewer partitions, a key may have records in two of them: those in the partition
+        that it belongs to now are the last.
+
         Records of a type that is not in `keys` are passed over, as by Kafka: a newer version wrote them. Any
         other record that cannot be decoded makes its partition unavailable: an answer without it would be
         "there is none" for what is there. `check` refuses the requests for such a partition.
@@ -143,14 +146,17 @@ class CoordinatorTopic:
         self._life += 1
         self._pending = None
         topic = self._context.topics.get(self.name)
+        former: list[StoredRecord] = []
         loaded: list[StoredRecord] = []
         for number in () if topic is None else topic.directories:
             try:
-                loaded += list(self._decoded(number, keys, convert))
+                for record in list(self._decoded(number, keys, convert)):
+                    belongs = self.partition_of(_owner_of(record.key)) == number
+                    (loaded if belongs else former).append(record)
             except UndecodableRecordError as error:
                 self._damaged.add(number)
                 _log.error("%s; its partition is not served. Remedy: %s", error.message, error.remedy)
-        return loaded
+        return former + loaded
 
     def try_again(
         self, loading: asyncio.Future[Any], retry_ms: int | None, load: Callable[[int], None]
@@ -384,6 +390,12 @@ class CoordinatorTopic:
             builder.append(now_ms, key, value)
         log.append_batch(builder.build())
         return log
+
+
+def _owner_of(key: Any) -> str:
+    """Return the group or the transactional id whose state a record is."""
+    names = ("group", "group_id", "transactional_id")
+    return str(next(getattr(key, name) for name in names if hasattr(key, name)))
 
 
 def matching(field: str, regex: str, names: list[str]) -> frozenset[str]:

@@ -62,6 +62,8 @@ MOST_SEGMENTS, MOST_COMMITS = 16, 64
 """Most segments of one read of a partition, and in a bucket, where each commit makes one. A reader of emptied
 segments gets records in its first answer."""
 READ_COMMITTED = 1
+FIRST_WITH_IDS = 13
+"""The first version that names topics by their ids."""
 _log = logging.getLogger("lastword.server")
 EARLIEST, LATEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING = -2, -1, -3, -4, -5, -6
 
@@ -169,9 +171,13 @@ class PartitionFetch:
 
 @dataclass(eq=False, slots=True)
 class FetchSession:
-    """A fetch session: the partitions of a client, in order, and when it was used last."""
+    """A fetch session: the partitions of a client, in order, and when it was used last.
+
+    `has_ids`: its requests have the ids of topics. All of them do, or none.
+    """
 
     id: int
+    has_ids: bool
     partitions: OrderedDict[Any, PartitionFetch]
     used: float
     epoch: int = 1
@@ -253,11 +259,13 @@ class Fetches:
             if body.session_id:
                 self._sessions.pop(body.session_id, None)
             if body.session_epoch == 0:
-                session = self._new_session(named)
+                session = self._new_session(named, request.version >= FIRST_WITH_IDS)
             return self._first_answer(request, session, list(named.values()), full=True)
         session = self._sessions.get(body.session_id)
         if session is None:
             return messages.FetchResponse(error_code=codes.FETCH_SESSION_ID_NOT_FOUND)
+        if session.has_ids != (request.version >= FIRST_WITH_IDS):
+            return messages.FetchResponse(error_code=codes.FETCH_SESSION_TOPIC_ID_ERROR)
         if session.epoch != body.session_epoch:
             return messages.FetchResponse(error_code=codes.INVALID_FETCH_SESSION_EPOCH)
         self._sessions.move_to_end(session.id)
@@ -275,7 +283,9 @@ class Fetches:
                 session.partitions[key] = fetch
         return self._first_answer(request, session, list(session.partitions.values()), full=False)
 
-    def _new_session(self, partitions: OrderedDict[Any, PartitionFetch]) -> FetchSession | None:
+    def _new_session(
+        self, partitions: OrderedDict[Any, PartitionFetch], has_ids: bool
+    ) -> FetchSession | None:
         """Return a new session; None if there are too many that are in use."""
         now = self._context.loop.time()
         if len(self._sessions) >= MOST_SESSIONS:
@@ -286,7 +296,7 @@ class Fetches:
         number = 0
         while not number or number in self._sessions:
             number = self._rng.randrange(1, 1 << 31)
-        session = self._sessions[number] = FetchSession(number, partitions, now)
+        session = self._sessions[number] = FetchSession(number, has_ids, partitions, now)
         return session
 
     # -------------------------------------------------------------- answers

@@ -7,7 +7,8 @@ switches this off.
 A commit costs an entry in a dict. Files are written in a thread of the pool: every `PAUSE_SECONDS` at most
 `MOST_LATE` of them, the last position of each. A lease that is late keeps more than it must. So leases that
 keep too little, because they are new or because the group went back, are written first, after `SOON_SECONDS`,
-`MOST` at a time.
+`MOST` at a time. A lease that cannot be written is due again: its partition
+moves, or the drive is full.
 
 A group cannot be refused, as another reader is: tombstones that were removed before its first commit, or
 above an offset to which it goes back, are gone. What a group commits for `<topic>@newest` is a lease of its
@@ -25,10 +26,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lastword.api.lease import release
-from lastword.errors import LastwordError, StorageError
+from lastword.errors import BusyError, CapacityError, LastwordError, OfflineError, StorageError
 from lastword.partition import leases
 from lastword.segment import names
-from lastword.server.context import ServerContext
+from lastword.server.context import ServerContext, failure
 from lastword.server.topics import NEWEST, Refused
 
 if TYPE_CHECKING:
@@ -42,11 +43,15 @@ LEASE_BYTES = 200
 """About the bytes of a lease in a commit."""
 RENEWED_PARTS = 4
 """A lease is written again when this part of the time after which it lapses has passed."""
+LATER = (BusyError, CapacityError, StorageError)
+"""Errors of leases that are written later: the partition moves, the drive is full."""
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]")
 _log = logging.getLogger("lastword.server")
 
 Key = tuple[str, str, int]
 """Group, topic, partition."""
+Positions = dict[Key, int | None]
+"""The positions of leases; None: the lease is released."""
 
 
 def lease_name(group: str) -> str:
@@ -63,11 +68,12 @@ class GroupLeases:
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
-        self._due: dict[Key, int | None] = {}
+        self._due: Positions = {}
         self._urgent: dict[Key, None] = {}
         self._positions: dict[Key, int] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._writing: asyncio.Future[None] | None = None
+        self._writing: asyncio.Future[Positions] | None = None
+        self._is_late = False  # leases of the last batch have to be written later
 
     def moved(self, group: str, at: tuple[str, int], offset: int) -> None:
         """Move the lease of a group, or renew it."""
@@ -88,8 +94,9 @@ class GroupLeases:
         self._schedule()
 
     async def write_all(self) -> None:
-        """Write all leases that are due; return when that is done."""
-        while self._due or self._writing is not None:
+        """Write all leases that are due; return when that is done, or when some have to be written later."""
+        self._is_late = False
+        while self._writing is not None or (self._due and not self._is_late):
             if self._writing is None:
                 self._flush()
             elif not self._writing.done():
@@ -128,33 +135,43 @@ class GroupLeases:
         self._writing = self._context.in_pool(self._write, batch)
         self._writing.add_done_callback(partial(self._written, batch))
 
-    def _written(self, batch: dict[Key, int | None], done: asyncio.Future[None]) -> None:
-        self._writing = None
-        error = None if done.cancelled() else done.exception()
-        if isinstance(error, LastwordError):  # the commit failed: all are due again, before the others
+    def _written(self, batch: Positions, done: asyncio.Future[Positions]) -> None:
+        self._writing, late, error = None, batch, failure(done)
+        if error is None:
+            late = done.result()
+        elif isinstance(error, LastwordError):  # the commit failed
             _log.warning("leases of groups are written later: %s", error)
-            self._due = batch | self._due
-        elif error is not None:
+        else:
             _log.error("leases of groups were not written", exc_info=error)
+            late = {}
+        self._due, self._is_late = late | self._due, bool(late)  # before the others
         self._schedule()
 
     # -------------------------------------------------------------- in a thread
 
-    def _write(self, batch: dict[Key, int | None]) -> None:
+    def _write(self, batch: Positions) -> Positions:
+        """Write leases; return those that have to be written later."""
         topics = {topic.removesuffix(NEWEST) for _, topic, _ in batch}
         dirs, in_commit = self._context.dirs, partial(self._write_in, batch, fails=StorageError)
         done = dirs.begin_append(topics, in_commit, LEASE_BYTES * len(batch))
-        self._write_in(batch, dirs, fails=()) if done is None else done.result()
+        return self._write_in(batch, dirs, fails=()) if done is None else done.result()
 
-    def _write_in(self, batch: dict[Key, int | None], dirs: OpenDirs, fails: Any) -> None:
-        """Write leases in these directories. `fails`: the class of the errors that are raised."""
+    def _write_in(self, batch: Positions, dirs: OpenDirs, fails: Any) -> Positions:
+        """Write leases in these directories; return those that have to be written later.
+
+        `fails`: the class of the errors that are raised.
+        """
+        late: Positions = {}
         for (group, topic, partition), offset in batch.items():
             try:
                 self._write_one(dirs, group, topic, partition, offset)
             except fails:
                 raise
-            except (LastwordError, Refused, OSError) as error:  # the partition moves or is deleted
+            except (LastwordError, Refused, OSError) as error:
                 _log.info("%s-%s: the lease of group %s was not written: %s", topic, partition, group, error)
+                if isinstance(error, LATER) and not isinstance(error, OfflineError):
+                    late[group, topic, partition] = offset
+        return late
 
     def _write_one(self, dirs: OpenDirs, group: str, topic: str, partition: int, offset: int | None) -> None:
         served = self._context.topics.find(topic)

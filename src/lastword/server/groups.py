@@ -159,6 +159,8 @@ class Groups:
         self._consumers.loaded()
         topic = self._context.topics.get(GROUPS_TOPIC)
         self._is_loaded, self._topic_id = True, None if topic is None else topic.id
+        for group in self.store.all():
+            self._forget(group, self.offsets.of_former_topics(group), deletes=False)
         self._renew_leases()
 
     def _load_other(self, key: Any) -> None:

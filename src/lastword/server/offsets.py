@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from lastword.server.security import Peer
 
 MOST_METADATA = 4096
+"""Most characters of a note, as Java counts them."""
 OFFSET_VERSION, EXPIRING_VERSION = 4, 1
 """Versions of the values that are written, as by Kafka 4. Only version 1 has an expiry."""
 
@@ -149,7 +150,7 @@ class Offsets:
                 )
                 by_id = request.version >= first_by_id
                 error = _unknown(served, given.partition_index, by_id=by_id) or code
-                if not error and len(committed.metadata) > MOST_METADATA:
+                if not error and len(committed.metadata.encode("utf-16-le")) > 2 * MOST_METADATA:
                     error = codes.OFFSET_METADATA_TOO_LARGE
                 if not error and is_stale is not None and is_stale(committed.topic_id, given.partition_index):
                     error = stale
@@ -233,6 +234,15 @@ class Offsets:
     def partitions_of(self, group: Group) -> list[tuple[str, int]]:
         """Return the partitions that have an offset of the group, also one of an open transaction."""
         return list(dict.fromkeys([*group.offsets, *sorted(self.unstable(group.id))]))
+
+    def of_former_topics(self, group: Group) -> list[tuple[str, int]]:
+        """Return the partitions whose offset is of a topic that was made again while no server ran."""
+        former = []
+        for (name, number), committed in group.offsets.items():
+            served = self._context.topics.find(name)
+            if served is not None and committed.topic_id not in (ZERO_UUID, *served.ids):
+                former.append((name, number))
+        return former
 
     def committed(self, group: Group, changes: Changes) -> None:
         """Take committed offsets that are stored."""

@@ -125,6 +125,12 @@ class ServedTopic:
         self.epochs: dict[int, int] = {}
 
     @property
+    def ids(self) -> tuple[bytes, bytes]:
+        """Return the id, and the one that the topic has in a directory without ids."""
+        derived = _derived_id(self.stored.encode())
+        return self.id, _derived_id(derived) if self.is_newest else derived
+
+    @property
     def is_newest(self) -> bool:
         """Return whether the topic has the newest record of each key of another topic."""
         return self.stored != self.name

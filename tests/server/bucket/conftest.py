@@ -42,6 +42,7 @@ DIRECTORY_ONLY = {
     "test_a_partition_that_fails_costs_the_others_no_markers",
     "test_markers_wait_for_appends_in_work",
     # They serve the log twice, or read it before a commit.
+    "test_offsets_are_read_from_the_partition_of_their_group",
     "test_a_transactional_id_is_forgotten",
     "test_of_two_transactions_the_later_offset_wins",
     # A commit is a segment, and an answer has not all of them.
