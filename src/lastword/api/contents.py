@@ -691,10 +691,14 @@ class Contents:
         return self._dirs.config(self.topic).lastword_ttl_ms
 
     def _take_settings(self) -> None:
-        """Take the time to live of now. If it has changed, restore again: hidden values may be back."""
+        """Take the time to live of now. If it has changed, restore again: hidden values may be back.
+
+        Also if the topic was deleted and created again: nothing else shows that its records are others.
+        """
         with self._reading:
             settings, ttl_ms = self._log_dir.settings, self._saved_ttl_ms()
-            if not self._is_past and ttl_ms != self.ttl_ms:
+            is_other = ttl_ms != self.ttl_ms or self._id_of_now() not in (None, self._topic_id)
+            if not self._is_past and is_other:
                 self._restore_again(ttl_ms)
             self._watch()
             self._settings = settings
