@@ -15,6 +15,7 @@ that rise by one for each record.
 
 from __future__ import annotations
 
+import os
 import random
 import struct
 import threading
@@ -369,6 +370,7 @@ def find_appended(
 
 _OPEN: WeakKeyDictionary[PartitionLog, Producers] = WeakKeyDictionary()
 _OPENING = threading.Lock()
+os.register_at_fork(after_in_child=lambda: globals().update(_OPENING=threading.Lock()))
 
 
 def producers_of(first_partition: PartitionLog, rng: random.Random | None = None) -> Producers:
