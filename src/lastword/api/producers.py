@@ -55,7 +55,8 @@ class Producers:
     def __init__(self, first_partition: PartitionLog, rng: random.Random) -> None:
         self._journal = Journal(first_partition.files, first_partition.directory, rng)
         self._lock = threading.Lock()
-        self._busy: dict[str, threading.Lock] = {}
+        self._busy: dict[str, threading.RLock] = {}
+        self._running: set[str] = set()
 
     @contextmanager
     def call(self, log_of: LogOf, name: str | None, sequence: int | None) -> Iterator[ProducerCall | None]:
@@ -99,9 +100,22 @@ class Producers:
             return None
         return producer.calls[-1].parts
 
-    def _alone(self, name: str) -> threading.Lock:
+    @contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        """Hold a producer against other threads. UsageError: this thread is in a call of the producer."""
         with self._lock:
-            return self._busy.setdefault(name, threading.Lock())
+            busy = self._busy.setdefault(name, threading.RLock())
+        with busy:
+            if name in self._running:
+                raise UsageError(
+                    f"a call of producer {name!r} in this thread has not ended: its records make another one",
+                    remedy="make it before, or use another producer name",
+                )
+            self._running.add(name)
+            try:
+                yield
+            finally:
+                self._running.discard(name)
 
     def _settle(self, producer: NamedProducer, log_of: LogOf) -> None:
         """Remove calls whose records are no longer in the log, after a power cut or a truncation."""
