@@ -7,6 +7,7 @@ contain keys.
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from bisect import bisect_left
@@ -233,8 +234,7 @@ BUILD_INFO = Gauge("build_info", "Always 1; the labels name the versions", ("ver
 def count_append(topic: str, records: int, size_bytes: int, ack: str, seconds: float) -> None:
     """Count one call that appended: the records, the bytes and the duration, with one turn of their lock."""
     bucket, of_topic, of_ack = bisect_left(SECONDS_BUCKETS, seconds), (topic,), (ack,)
-    _appends.acquire()  # in half the time of `with`
-    try:
+    with _appends:  # not `acquire` and `try`: an interrupt (Ctrl-C) between both would leave it held
         totals = APPEND_RECORDS._values
         totals[of_topic] = totals.get(of_topic, 0) + records
         totals = APPEND_BYTES._values
@@ -242,8 +242,6 @@ def count_append(topic: str, records: int, size_bytes: int, ack: str, seconds: f
         counts = APPEND_SECONDS._values.get(of_ack) or APPEND_SECONDS._add_counts(of_ack)
         counts[bucket] += 1
         counts[-1] += seconds
-    finally:
-        _appends.release()
 
 
 class Measured(Protocol):
@@ -267,6 +265,17 @@ def unwatch(measured: Measured) -> None:
     """End the calls that `watch` started."""
     with _measuring:
         _measured.discard(measured)
+
+
+def _renew_locks_after_fork() -> None:
+    """Make the locks again in a forked child: another thread may have held one when the process forked."""
+    global _appends, _measuring
+    shared, _appends, _measuring = _appends, threading.Lock(), threading.Lock()
+    for metric in _all:
+        metric._lock = _appends if metric._lock is shared else threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks_after_fork)
 
 
 def metrics() -> Iterator[Metric]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,44 @@ async def test_a_cancelled_reader_loses_no_record(tmp_path: Path) -> None:
             if record.value == "last":
                 break
         assert values == [*map(str, range(30)), "last"]
+
+
+async def test_a_call_that_nobody_awaits_any_more_stays_in_its_turn(tmp_path: Path) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def records() -> Iterator[tuple[str, str]]:
+        begun.set()
+        go_on.wait(10)
+        yield "k", "old"
+
+    async with opened(tmp_path) as logs:
+        users = await logs.create_topic("users", **TEXT)
+        await users.append("k", "first")
+        extending = asyncio.create_task(users.extend(records()))
+        assert await logs.run(begun.wait, 10)
+        extending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await extending
+        appending = asyncio.create_task(users.append("k", "new"))
+        await asyncio.sleep(0.01)
+        go_on.set()
+        await appending
+        assert [record.value async for record in users.read()] == ["first", "old", "new"]
+
+
+async def test_a_read_begins_where_its_block_begins(tmp_path: Path) -> None:
+    async with opened(tmp_path) as logs:
+        users = await logs.create_topic("users", **TEXT, cleanup_policy="compact")
+        await users.append("k", "before")
+        for reader in (users.read("latest", follow=True, timeout=0.05), users.watch(timeout=0.05)):
+            async with reader:
+                assert list(reader.position) == [0]
+                await users.append("k", "after")
+                assert [record.value async for record in reader] == ["after"]
+        with pytest.raises(OffsetOutOfRangeError):
+            async with users.read(99):
+                pass
+        assert users.topic.leases() == []
 
 
 async def test_a_follower_ends(tmp_path: Path) -> None:

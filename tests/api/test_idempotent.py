@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -376,6 +377,22 @@ def test_a_truncated_log_takes_its_calls_again(tmp_path: Path) -> None:
         assert topic.last_sequence("loader") == 0
         go_on(topic, 3)
         check_whole(topic, 3)
+
+
+def test_a_call_inside_of_a_call_of_its_producer_is_refused(tmp_path: Path) -> None:
+    """It waited for itself."""
+    with lastword.open(tmp_path / "log", "a", log_cleaner_enable=False) as logs:
+        topic = logs.create_topic("t", cleanup_policy="delete")
+
+        def records() -> Iterator[tuple[bytes, bytes]]:
+            yield b"a", b"1"
+            topic.append(b"b", b"2", producer="other", sequence=1)
+            topic.last_sequence("p")
+
+        with pytest.raises(UsageError, match="has not ended"):
+            topic.extend(records(), producer="p", sequence=1)
+        assert topic.last_sequence("p") is None
+        assert topic.extend([(b"a", b"1")], producer="p", sequence=1) == 1
 
 
 def test_the_journal_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,6 +155,7 @@ CALLS = {
     "no path to open": (lambda logs: lastword.open(None), "None is not a path"),
     "a number to open": (lambda logs: lastword.open(5), "5 is not a path"),
     "no path in a list": (lambda logs: lastword.open([None]), r"\[None\] is not a path"),
+    "a path of bytes in a list": (lambda logs: lastword.open([b"data"]), r"\[b'data'\] is not a path"),
     "a settings file that is not there": (
         lambda logs: lastword.open("data", config="other.toml"),
         "there is no settings file",

@@ -603,6 +603,28 @@ def test_a_state_in_a_block_is_a_mapping_like_others(opened, memory):
     assert gone not in state and len(state) == 2
 
 
+def test_a_state_in_a_block_takes_other_keys_as_a_dict_and_is_cleared_in_one_pass(
+    opened, memory, monkeypatch
+):
+    state = opened.state("s", **memory)
+    state.update({str(number): number for number in range(50)})
+    kind, listings = type(state._contents), []
+    all_keys = kind.all_keys
+    with opened.transaction() as tx:
+        inside = tx.state("s")
+        assert inside.get(5, "none") == "none" and inside.pop(5, "none") == "none" and 5 not in inside
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, "all_keys", lambda self: listings.append(1) or all_keys(self))
+            inside.clear()
+        assert len(inside) == 0 and len(listings) == 1
+        opened["s"].append("3", "other")  # an iteration, which `clear` is, compares nothing
+        inside["new"] = 1
+    assert dict(state.items()) == {"new": 1}
+    for call in (lambda: list(inside), lambda: list(inside.items()), lambda: len(inside), inside.clear):
+        with pytest.raises(UsageError, match="not open"):  # it has what was not written, if a block raises
+            call()
+
+
 def test_older_values_are_no_part_of_a_transaction(opened):
     opened.state("s")["a"] = 1
     with pytest.raises(UsageError, match="end="), opened.transaction() as tx:

@@ -2,8 +2,9 @@
 
 Random sequences, by seed: several states of one topic, which have values in memory or not by the opening;
 times to live; `topic.append` and `extend`; transactions that are committed, aborted or left open; rolls,
-cleanings, reopenings and stops of the process. Beside them are readers of both kinds. The model has every
-record by partition and offset, and the newest committed one of each key is the dict, until its time is over.
+cleanings, reopenings and stops of the process; a topic that is deleted and created again. Beside them are
+readers of both kinds. The model has every record by partition and offset, and the newest committed one of
+each key is the dict, until its time is over.
 After each step:
 
 - every state and reader shows the dict, and one of them also by `len` and by a lookup of every key;
@@ -224,7 +225,17 @@ class States:
         if len(self.states) > 1 and self.rng.random() < 0.5:
             self.states.pop(self.rng.randrange(len(self.states))).close()
         else:
-            self.states.append(self.logs.state("t"))
+            self.states.append(self.logs.state("t", memory=self.kind))
+
+    def make_again(self) -> None:
+        """Delete the topic and create it again, while its states are open."""
+        self.logs.delete_topic("t")
+        self.records, self.ends = [{}, {}], [0, 0]
+        self.open, self.undecided, self.aborted = {}, set(), set()
+        formats = {"key_serializer": "str", "value_serializer": "json"}
+        self.topic = self.logs.create_topic("t", 2, cleanup_policy="compact", **formats, **self.config)
+        for _ in range(self.rng.choice([0, 5, 30])):
+            self.of_topic()
 
     def restart(self) -> None:
         kept = [dict(state) for state in self.states]
@@ -269,6 +280,7 @@ class States:
             (self.save, 1),
             (self.refresh, 2),
             (self.take_position, 4),
+            (self.make_again, 2),
         ]
         chosen, weights = zip(*mix, strict=True)
         for step in self.rng.choices(chosen, weights, k=steps):

@@ -14,7 +14,7 @@ import pytest
 
 from lastword.clock import ManualClock
 from lastword.config import TopicConfig
-from lastword.errors import CorruptBatchError, DiskFullError, StorageError, SyncFailedError
+from lastword.errors import CorruptBatchError, DiskFullError, StorageError, SyncFailedError, UnknownTopicError
 from lastword.files import Handle
 from lastword.partition import PartitionView
 from lastword.partition.directory_segments import DirectorySegments
@@ -310,7 +310,7 @@ class TestRefusals:
         log, _ = opened(make(tmp_path), files=UNSYNCED)
         assert log.close()
         assert not log.close()
-        with pytest.raises(ValueError):
+        with pytest.raises(UnknownTopicError, match="is closed"):
             fill(log, 1)
 
 

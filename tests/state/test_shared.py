@@ -96,6 +96,21 @@ def test_a_state_loses_what_is_trimmed_or_cut(logs: Any) -> None:
 
 
 @pytest.mark.parametrize("memory", ["values", "none"])
+@pytest.mark.parametrize("new", [1, 2, 3])
+def test_an_open_state_shows_a_topic_that_was_created_again(logs: Any, new: int, memory: str) -> None:
+    """The new log is shorter than the position, as long, and longer, before the state is used again."""
+    state = logs.state("t", memory=memory)
+    state.update(a=1, b=1)
+    logs.delete_topic("t")
+    with pytest.raises(errors.UnknownTopicError):
+        len(state)
+    logs.create_topic("t", cleanup_policy="compact", key_serializer="str", value_serializer="json")
+    logs["t"].extend((f"new{number}", number) for number in range(new))
+    assert dict(state.items()) == {f"new{number}": number for number in range(new)}
+    assert state.position == {0: new} and state.incr("n") == 1 and "a" not in state
+
+
+@pytest.mark.parametrize("memory", ["values", "none"])
 def test_a_change_runs_again_if_the_log_has_another_value(logs: Any, memory: str) -> None:
     state = logs.state("t", memory=memory)
     state["n"] = 1

@@ -12,6 +12,8 @@ import pytest
 
 import lastword
 from lastword import errors
+from lastword.api import state as state_module
+from lastword.api.contents import Contents
 from lastword.partition import scan
 from tests.support.threads import together
 
@@ -349,6 +351,43 @@ def test_an_iteration_goes_on_beside_changes(logs):
         users["d"] = 4
         assert list(iteration) == rest
     assert ("c", 3) in users.items() and 4 in users.values() and len(users.items()) == 3
+
+
+def test_an_absent_key_with_a_default_has_no_item(logs):
+    totals = logs.state("totals", default=int)
+    totals["a"] = 1
+    assert ("a", 1) in totals.items() and ("x", 0) not in totals.items() and not {("x", 0)} & totals.items()
+    assert 1 in totals.values() and 0 not in totals.values()
+    with logs.transaction() as tx:
+        assert ("x", 0) not in tx.state("totals").items()
+
+
+def test_popitem_and_bool_do_not_list_the_keys_each_time(logs, monkeypatch):
+    users = logs.state("users")
+    users.update({str(number): number for number in range(300)})
+    listings = []
+    all_keys = Contents.all_keys
+    monkeypatch.setattr(Contents, "all_keys", lambda self: listings.append(1) or all_keys(self))
+    popped = set()
+    while users:
+        key, value = users.popitem()
+        popped.add(key)
+        if value == 250:
+            users["new"] = 1
+            del users["7"]
+    assert popped == {*map(str, range(300)), "new"} - {"7"} and len(listings) <= 3
+    with pytest.raises(KeyError):
+        users.popitem()
+
+
+@pytest.mark.parametrize("memory", ["values", "none"])
+def test_a_function_that_writes_its_own_key_ends(logs, monkeypatch, memory):
+    monkeypatch.setattr(state_module, "ATTEMPTS", 20)
+    users = logs.state("users", memory=memory)
+    users["n"] = 0
+    with pytest.raises(errors.BusyError, match="20 times"):
+        users.change("n", lambda value: users.incr("n") + value)
+    assert users["n"] == 20 and users.incr("n") == 21
 
 
 def test_threads_pop_each_item_once(logs):

@@ -333,6 +333,25 @@ def test_a_change_keeps_the_own_time_to_live_of_a_value(logs: Any, clock: Manual
             call()
 
 
+def test_times_of_replaced_values_take_no_memory(logs: Any, clock: ManualClock) -> None:
+    state = logs.state("s", ttl="1h")
+    for number in range(1000):
+        state[f"key {number % 3}"] = number
+        clock.advance(1)
+    assert len(state._contents._expiring) < 200
+    clock.advance(HOUR - 2)
+    assert dict(state) == {"key 0": 999} and state.remaining("key 0") == 0.001
+
+
+@pytest.mark.parametrize("ttl", [10**15, 1e300, "99999999999d"])
+def test_a_time_to_live_that_no_header_holds_is_refused(logs: Any, ttl: Any) -> None:
+    state = logs.state("s", lastword_ttl_ms=60_000)
+    with pytest.raises(UsageError, match="no time to live"):
+        state.set("a", 1, ttl=ttl)
+    state.set("a", 1, ttl=10**15 - 1)
+    assert state.remaining("a") == 10**15 - 1
+
+
 def test_a_time_to_live_for_every_value_of_a_state(logs: Any, clock: ManualClock) -> None:
     state = logs.state("s", ttl="1h")
     state["a"] = 1

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, overload
 
@@ -56,6 +56,8 @@ PREFETCH = 256
 
 class AsyncReader(AsyncIterator[Record[K, V]], Generic[K, V]):
     """The records of one `AsyncTopic.read`. Use it from one task.
+
+    It begins with its first step, or where an `async with` block begins: "latest" is the log end then.
 
     A task that is cancelled while it waits has lost no record: the next `async for` over the reader continues
     behind the last record that was returned.
@@ -109,6 +111,11 @@ class AsyncReader(AsyncIterator[Record[K, V]], Generic[K, V]):
         return record
 
     async def __aenter__(self) -> Self:
+        try:
+            self._next = [*reversed(await self._take())]
+        except BaseException:
+            await self.aclose()
+            raise
         return self
 
     async def __aexit__(self, *exception: object) -> None:
@@ -426,7 +433,8 @@ class AsyncLogDir:
     def __init__(self, open_logs: Callable[[], LogDir]) -> None:
         self._open = open_logs
         self._syncs: dict[PartitionLog, _Sync] = {}
-        self._queued = 0
+        self._queued: set[Future[Any]] = set()
+        """Calls that wait for the thread of appends, or run there, also if nobody awaits them any more."""
         self._has_threads = False
         self.waiting_readers = 0
         """Readers that pause between two polls: the more there are, the longer is the pause of each."""
@@ -531,18 +539,15 @@ class AsyncLogDir:
     @property
     def is_queued(self) -> bool:
         """Return whether an append waits for the thread of appends, or runs there."""
-        return self._queued > 0
+        return bool(self._queued)
 
     def in_turn(self, call: Callable[..., T], *arguments: Any, **options: Any) -> asyncio.Future[T]:
         """Run a call in the thread of appends, after all calls before it."""
         self._require_open()
-        self._queued += 1
-        done = self._loop.run_in_executor(self._appends, lambda: call(*arguments, **options))
-        done.add_done_callback(self._left)
-        return done
-
-    def _left(self, done: asyncio.Future[Any]) -> None:
-        self._queued -= 1
+        done = self._appends.submit(call, *arguments, **options)
+        self._queued.add(done)
+        done.add_done_callback(self._queued.discard)
+        return asyncio.wrap_future(done, loop=self._loop)
 
     async def synced(self, topic: str, partition: int) -> None:
         """Return when a sync that begins now or later has ended."""

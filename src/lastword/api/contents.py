@@ -169,6 +169,7 @@ class Contents:
         """A partition is no longer in `_changed`, and its records are not in the mapping yet."""
         self._logs: Mapping[int, PartitionLog] = {}
         self._watch()
+        self._listed: list[bytes] = []  # keys for `some_pair`
         self._restore(progress, snapshot)
 
     def __len__(self) -> int:
@@ -198,6 +199,20 @@ class Contents:
             if value is not None:
                 yield key, value
 
+    def some_pair(self) -> tuple[bytes, bytes] | None:
+        """Return a key and its value; None: there is none. The caller holds `turn`.
+
+        The first key of a dict is found behind all that were deleted before it, so keys are listed once.
+        """
+        while self.data:
+            self._listed = self._listed or self.all_keys()
+            key = self._listed[-1]
+            value = self.data.get(key)
+            if value is not None:
+                return key, value
+            self._listed.pop()
+        return None
+
     def snapshot(self) -> dict[bytes, bytes]:
         """Return a copy of all values, as of one moment."""
         with self.reading:
@@ -212,8 +227,10 @@ class Contents:
             self._take_settings()
         if self._changed or self._is_taking:
             self._take_changed()
-        if self._expiring and self._expiring[0][0] <= self._dirs.clock.now_ms():
-            self._drop_expired()
+        if self._expiring:
+            first = self._expiring[:1]  # another thread may have removed it
+            if first and first[0][0] <= self._dirs.clock.now_ms():
+                self._drop_expired()
 
     # -------------------------------------------------------------- restoring
 
@@ -685,10 +702,14 @@ class Contents:
         return self._dirs.config(self.topic).lastword_ttl_ms
 
     def _take_settings(self) -> None:
-        """Take the time to live of now. If it has changed, restore again: hidden values may be back."""
+        """Take the time to live of now. If it has changed, restore again: hidden values may be back.
+
+        Also if the topic was deleted and created again. In mode "r" that is found by `refresh`.
+        """
         with self.reading:
             settings, ttl_ms = self._log_dir.settings, self._saved_ttl_ms()
-            if not self._is_past and ttl_ms != self.ttl_ms:
+            is_other = self._dirs.mode == "a" and self._id_of_now() not in (None, self._topic_id)
+            if not self._is_past and (is_other or ttl_ms != self.ttl_ms):
                 self._restore_again(ttl_ms)
             self._watch()
             self._settings = settings
@@ -719,6 +740,9 @@ class Contents:
         else:
             self._expiry[key] = at
             heapq.heappush(self._expiring, (at, key))
+            if len(self._expiring) > 2 * len(self._expiry) + FEW:  # most are of values that were replaced
+                self._expiring = [(at, key) for key, at in self._expiry.items()]
+                heapq.heapify(self._expiring)
 
     def _drop_expired(self) -> None:
         with self.reading:

@@ -184,6 +184,9 @@ class IndexedContents:
     def __len__(self) -> int:
         return sum(1 for _ in self.pairs())
 
+    def __bool__(self) -> bool:
+        return next(self.pairs(), None) is not None
+
     # -------------------------------------------------------------- write
 
     def write(

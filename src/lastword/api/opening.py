@@ -271,6 +271,8 @@ def _paths(given: PathLike | Sequence[PathLike]) -> list[str]:
     try:
         several = [given] if isinstance(given, (str, os.PathLike)) else list(given)
         paths = [os.fspath(item) for item in several]
+        if any(isinstance(path, bytes) for path in paths):
+            raise TypeError
     except TypeError:
         raise UsageError(
             f"{given!r} is not a path", remedy='lastword.open("data"), or a list of paths'

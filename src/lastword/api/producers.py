@@ -15,6 +15,7 @@ that rise by one for each record.
 
 from __future__ import annotations
 
+import os
 import random
 import struct
 import threading
@@ -54,7 +55,8 @@ class Producers:
     def __init__(self, first_partition: PartitionLog, rng: random.Random) -> None:
         self._journal = Journal(first_partition.files, first_partition.directory, rng)
         self._lock = threading.Lock()
-        self._busy: dict[str, threading.Lock] = {}
+        self._busy: dict[str, threading.RLock] = {}
+        self._running: set[str] = set()
 
     @contextmanager
     def call(self, log_of: LogOf, name: str | None, sequence: int | None) -> Iterator[ProducerCall | None]:
@@ -98,9 +100,22 @@ class Producers:
             return None
         return producer.calls[-1].parts
 
-    def _alone(self, name: str) -> threading.Lock:
+    @contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        """Hold a producer against other threads. UsageError: this thread is in a call of the producer."""
         with self._lock:
-            return self._busy.setdefault(name, threading.Lock())
+            busy = self._busy.setdefault(name, threading.RLock())
+        with busy:
+            if name in self._running:
+                raise UsageError(
+                    f"a call of producer {name!r} in this thread has not ended: its records make another one",
+                    remedy="make it before, or use another producer name",
+                )
+            self._running.add(name)
+            try:
+                yield
+            finally:
+                self._running.discard(name)
 
     def _settle(self, producer: NamedProducer, log_of: LogOf) -> None:
         """Remove calls whose records are no longer in the log, after a power cut or a truncation."""
@@ -369,6 +384,7 @@ def find_appended(
 
 _OPEN: WeakKeyDictionary[PartitionLog, Producers] = WeakKeyDictionary()
 _OPENING = threading.Lock()
+os.register_at_fork(after_in_child=lambda: globals().update(_OPENING=threading.Lock()))
 
 
 def producers_of(first_partition: PartitionLog, rng: random.Random | None = None) -> Producers:

@@ -24,7 +24,7 @@ from lastword.api.serializers import Serializer
 from lastword.errors import BusyError, SerializerError, UsageError
 from lastword.parse import Duration, parse_duration_ms
 from lastword.records.record import Header
-from lastword.state.ttl import header_of
+from lastword.state.ttl import MAX_MS, header_of
 from lastword.values import Closing, ProcessBound, plural, table_html
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 V = TypeVar("V")
 _MISSING: Any = object()
+ATTEMPTS = 1000
+"""To replace a value before another writer does: processes of a bucket compete for it."""
 FOREVER = (-1, "-1")
 """Times to live of a value that does not expire."""
 _IMMUTABLE = (
@@ -61,6 +63,10 @@ class Items(ItemsView[K, V]):
 
     _mapping: Any
 
+    def __contains__(self, item: Any) -> bool:
+        key, _ = item  # an absent key has no item, also if the state has a default
+        return key in self._mapping and super().__contains__(item)
+
     def __iter__(self) -> Iterator[tuple[K, V]]:
         pairs: Iterator[tuple[K, V]] = self._mapping._pairs()
         return pairs
@@ -70,6 +76,9 @@ class Values(ValuesView[V]):
     """The values of a mapping by its `_pairs`."""
 
     _mapping: Any
+
+    def __contains__(self, value: object) -> bool:
+        return any(each is value or each == value for each in self)
 
     def __iter__(self) -> Iterator[V]:
         return (value for _, value in self._mapping._pairs())
@@ -193,7 +202,7 @@ class State(ProcessBound, Closing, MutableMapping[K, V], Generic[K, V]):
         return len(self._checked())
 
     def __bool__(self) -> bool:
-        return next(iter(self._checked().all_keys()), None) is not None
+        return bool(self._checked())
 
     def __contains__(self, key: object) -> bool:
         return self._found(key) is not None
@@ -283,8 +292,8 @@ class State(ProcessBound, Closing, MutableMapping[K, V], Generic[K, V]):
                 remedy=f"logs.set_config({contents.topic!r}, lastword_ttl_ms=0)",
             )
         ttl_ms = -1 if ttl in FOREVER else parse_duration_ms(ttl)
-        if ttl_ms < 0 and ttl not in FOREVER:
-            raise UsageError(f"{ttl!r} is no time to live", remedy='ttl="30m", or seconds')
+        if (ttl_ms < 0 and ttl not in FOREVER) or ttl_ms >= MAX_MS:
+            raise UsageError(f"{ttl!r} is no time to live", remedy='ttl="30m", or seconds; -1: forever')
         return (header_of(ttl_ms),)
 
     # MutableMapping's methods use __getitem__, which returns the state's default for an absent key.
@@ -318,7 +327,7 @@ class State(ProcessBound, Closing, MutableMapping[K, V], Generic[K, V]):
                 remedy="for key in state: state.pop(key, None)",
             )
         with contents.turn:
-            while found := next(iter(contents.data.items()), None):
+            while found := contents.some_pair():
                 if contents.replace(*found, None):
                     break
                 self._checked()
@@ -405,6 +414,7 @@ class State(ProcessBound, Closing, MutableMapping[K, V], Generic[K, V]):
 
         Raises:
             KeyError: The key is absent, and there is no default.
+            BusyError: The log got another value 1000 times meanwhile: the function writes the key itself.
         """
         new: Any = None
 
@@ -436,7 +446,7 @@ class State(ProcessBound, Closing, MutableMapping[K, V], Generic[K, V]):
         contents = self._checked()
         data = self._key.encode(key, "key")
         with contents.turn:
-            while True:
+            for _ in range(ATTEMPTS):
                 old = contents.get(data)
                 new = step(old)
                 if new == old and (old is None or not rewrites):
@@ -448,6 +458,11 @@ class State(ProcessBound, Closing, MutableMapping[K, V], Generic[K, V]):
                 if contents.replace(data, old, new, () if new is None else of_value):
                     break
                 self._checked()
+            else:
+                raise BusyError(
+                    f"a value of {contents.topic} was another one {ATTEMPTS} times when it was replaced",
+                    remedy="a function of change must not write the key itself; else try again",
+                )
         contents.acknowledge(data)
         return old
 

@@ -228,17 +228,21 @@ class StateChanges(MutableMapping[Any, Any]):
 
     def get(self, key: Any, default: Any = None) -> Any:
         """Return the value of a key, or `default`."""
-        value = self._find(key)
+        value = self._found(key)
         return default if value is None else self._value.decode(value, "value")
 
     def __contains__(self, key: object) -> bool:
-        with suppress(SerializerError):  # as in a dict: such a key cannot be in it
-            return self._find(key) is not None
-        return False
+        return self._found(key) is not None
+
+    def _found(self, key: object) -> bytes | None:
+        """Return the bytes of a value; None also for a key that cannot be in the state, as in a dict."""
+        with suppress(SerializerError):
+            return self._find(key)
+        return None
 
     def pop(self, key: Any, default: Any = _MISSING) -> Any:
         """Delete a key and return its value, or `default` if it is absent."""
-        value = self._find(key)
+        value = self._found(key)
         if value is None:
             if default is _MISSING:
                 raise KeyError(key)
@@ -251,6 +255,11 @@ class StateChanges(MutableMapping[Any, Any]):
         for key in self:
             return key, self.pop(key)
         raise KeyError("the state is empty")
+
+    def clear(self) -> None:
+        """Delete every key. The keys are not compared when the block ends, as those of an iteration."""
+        for data in list(self._keys()):
+            self._transaction._add(self._changes, data, None, replaces=True)
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
         """Return the value of a key; set it to `default` first if it is absent."""
@@ -277,13 +286,18 @@ class StateChanges(MutableMapping[Any, Any]):
         self._transaction._add(self._changes, self._key.encode(key, "key"), None, replaces=True)
 
     def __iter__(self) -> Iterator[Any]:
+        return (self._key.decode(data, "key") for data in self._keys())
+
+    def _keys(self) -> Iterator[bytes]:
+        self._transaction._require_open()
         newest = self._changes.newest
         own = dict(newest)
         for data in chain((key for key in self._state._checked().all_keys() if key not in own), own):
             if newest.get(data, b"") is not None:
-                yield self._key.decode(data, "key")
+                yield data
 
     def _pairs(self) -> Iterator[tuple[Any, Any]]:
+        self._transaction._require_open()
         newest = self._changes.newest
         own = dict(newest)
         stored = self._state._checked().pairs()
@@ -293,7 +307,7 @@ class StateChanges(MutableMapping[Any, Any]):
                 yield self._key.decode(data, "key"), self._value.decode(value, "value")
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return sum(1 for _ in self._keys())
 
     def __repr__(self) -> str:
         return f"StateChanges({self._changes.topic.name!r})"

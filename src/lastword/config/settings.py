@@ -770,6 +770,7 @@ def _near(entry: TomlEntry, known: Mapping[str, Setting]) -> str:
 
 _changing = threading.Lock()
 """Held from the read of a file to its replacement: threads change the settings of one directory."""
+os.register_at_fork(after_in_child=lambda: globals().update(_changing=threading.Lock()))
 
 
 def write_topic_settings(

@@ -309,6 +309,7 @@ def _fits(layout: Layout, value: Any) -> bool:
 
 
 _LOADING = threading.RLock()
+os.register_at_fork(after_in_child=lambda: globals().update(_LOADING=threading.RLock()))
 _FAILED: dict[str, Exception] = {}  # by name of the code; LLVM takes no second code of a name
 _LOADED: list[Any] = []  # linked code lives as long as the process: a thread may run it to the end
 

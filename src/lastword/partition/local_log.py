@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lastword.clock import Clock
 from lastword.config import TopicConfig
-from lastword.errors import LastwordError
+from lastword.errors import LastwordError, UnknownTopicError
 from lastword.files import Steps
 from lastword.partition import cut, swap
 from lastword.partition.appending import Pending, largest_batch
@@ -214,11 +214,14 @@ class LocalLog:
         self._kept_limits = None
 
     def check_open(self) -> None:
-        """Raise the failure that stopped the log, or ValueError if it is closed."""
+        """Raise the failure that stopped the log, or UnknownTopicError if it is closed, as one deleted."""
         if self.failure.error is not None:
             raise self.failure.error
         if self.is_closed:
-            raise ValueError(f"{os.path.basename(os.path.normpath(self.store.directory))} is closed")
+            raise UnknownTopicError(
+                f"{os.path.basename(os.path.normpath(self.store.directory))} is closed",
+                remedy="open its topic again, if it was not deleted",
+            )
 
     # -------------------------------------------------------------- append
 

@@ -331,8 +331,7 @@ class PartitionLog(Reads):
         Returns:
             Offset and size of the batch. None, and nothing was done: use `append_batch`.
         """
-        self.lock.acquire()  # in half the time of `with`
-        try:
+        with self.lock:  # not `acquire` and `try`: an interrupt (Ctrl-C) between both would leave it held
             lane = self._lane
             if lane is None:
                 lane = self._lane = self._new_lane()
@@ -371,8 +370,6 @@ class PartitionLog(Reads):
             if tail.watchers:
                 tail.notify(self.partition)
             return offset, size
-        finally:
-            self.lock.release()
 
     def _new_lane(self) -> Lane | None:
         """Return the lane for `append_single`; None if the next record needs the general way."""

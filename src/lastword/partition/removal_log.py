@@ -253,6 +253,7 @@ _LOCKS = tuple(threading.Lock() for _ in range(256))
 """Held from the read of a removal log to its write, because an append may note a cut beside a cleaning.
 
 Directories share them by hash: notes of many partitions are synced together."""
+os.register_at_fork(after_in_child=lambda: globals().update(_LOCKS=tuple(threading.Lock() for _ in _LOCKS)))
 
 
 def _note(files: Files, directory: str, change: Callable[[RemovalLog], RemovalLog]) -> RemovalLog:

@@ -76,6 +76,7 @@ FIXED = {
     "uuid": "16s",
 }
 _lock = RLock()
+os.register_at_fork(after_in_child=lambda: globals().update(_lock=RLock()))
 _schemas: dict[str, Schema] = {}
 
 

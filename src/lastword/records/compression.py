@@ -616,6 +616,7 @@ _by_root: dict[str, int] = {}
 _by_directory: dict[str, int | None] = {}
 """The bound by directory, as the directory is spelled: resolving links costs a system call for each level."""
 _lock = threading.Lock()
+os.register_at_fork(after_in_child=lambda: globals().update(_lock=threading.Lock()))
 
 
 def set_limit(root: str | os.PathLike[str], limit_bytes: int) -> None:

@@ -30,6 +30,8 @@ from lastword.state.newest import newest
 from lastword.units import NEVER
 
 HEADER = "lastword.ttl.ms"
+MAX_MS = 10**18
+"""A header with as many milliseconds, or more, is ignored."""
 MAX_KEYS_PER_PASS = 100_000  # keys of one pass
 BATCH_KEYS = 500
 MIN_PAUSE_MS = 60_000

@@ -183,6 +183,7 @@ def chosen_plan(
 
 _cleaning: set[str] = set()
 _cleaning_lock = threading.Lock()
+os.register_at_fork(after_in_child=lambda: globals().update(_cleaning=set(), _cleaning_lock=threading.Lock()))
 
 
 @contextmanager
