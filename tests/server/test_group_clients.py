@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,9 +10,13 @@ from typing import Any
 import pytest
 
 import lastword
+from lastword.errors import StorageError
+from lastword.protocol import codes
 from lastword.server import Server
+from lastword.server.topics import Refused
 from tests.server.client import Client, batch
 from tests.server.test_consumer_groups import described
+from tests.support.threads import together
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 
@@ -134,3 +139,83 @@ def test_a_pattern_subscribes_to_topics(server: Server, logs: lastword.LogDir) -
     reader.consumer.subscribe(["^us.*"])
     poll_until([reader], lambda: shared([reader], 4))
     reader.consumer.close()
+
+
+# ---------------------------------------------------------------- a coordinator that has to wait
+
+
+def by_librdkafka(address: str, topic: str, count: int) -> list[int]:
+    given = {"bootstrap.servers": address, "group.id": topic, "auto.offset.reset": "latest"}
+    consumer = confluent_kafka.Consumer(given)
+    consumer.subscribe([topic])
+    offsets: list[int] = []
+    end = time.monotonic() + 20
+    while len(offsets) < count and time.monotonic() < end:
+        offsets += [message.offset() for message in consumer.consume(count, 0.1) if message.error() is None]
+    consumer.close()
+    return offsets
+
+
+def by_aiokafka(address: str, topic: str, count: int) -> list[int]:
+    aiokafka = pytest.importorskip("aiokafka")
+
+    async def read() -> list[int]:
+        given = {"bootstrap_servers": address, "group_id": topic, "auto_offset_reset": "latest"}
+        consumer = aiokafka.AIOKafkaConsumer(topic, **given)
+        offsets: list[int] = []
+        await consumer.start()
+        end = time.monotonic() + 20
+        while len(offsets) < count and time.monotonic() < end:
+            messages = await consumer.getmany(timeout_ms=100)
+            offsets += [message.offset for batch in messages.values() for message in batch]
+        await consumer.stop()
+        return offsets
+
+    return asyncio.run(read())
+
+
+def by_kafka_python(address: str, topic: str, count: int) -> list[int]:
+    kafka = pytest.importorskip("kafka")
+    given = {"bootstrap_servers": address, "group_id": topic, "auto_offset_reset": "latest"}
+    consumer = kafka.KafkaConsumer(topic, **given)
+    offsets: list[int] = []
+    end = time.monotonic() + 20
+    while len(offsets) < count and time.monotonic() < end:
+        offsets += [message.offset for batch in consumer.poll(100).values() for message in batch]
+    consumer.close()
+    return offsets
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("api", "error"),
+    [
+        ("OffsetFetch", StorageError("no answer within the timeout")),  # of a store
+        ("OffsetFetch", Refused(codes.COORDINATOR_NOT_AVAILABLE, "")),
+        ("FindCoordinator", StorageError("no answer within the timeout")),
+        ("JoinGroup", Refused(codes.COORDINATOR_NOT_AVAILABLE, "")),
+        ("SyncGroup", Refused(codes.NOT_COORDINATOR, "")),
+    ],
+)
+def test_a_consumer_waits_for_its_committed_offset(
+    server: Server, logs: lastword.LogDir, api: str, error: Exception
+) -> None:
+    """Some clients went on at the end of the log, past ten records, or read no more."""
+    readers = (by_librdkafka, by_aiokafka, by_kafka_python)
+    with Client(server) as client:
+        for read in readers:
+            logs.create_topic(read.__name__)
+            logs[read.__name__].extend([(b"k", b"v")] * 20)
+            assert client.commit(10, read.__name__, topic=read.__name__) == 0
+    handle, refused, end = server.handle, [], time.monotonic() + 2
+
+    def refusing(request: Any, connection: Any) -> Any:
+        if request.api.name == api and time.monotonic() < end:
+            refused.append(request)
+            raise error
+        return handle(request, connection)
+
+    server.handle = refusing
+    calls = [lambda read=read: read(server.bootstrap_servers, read.__name__, 10) for read in readers]
+    assert together(*calls) == [list(range(10, 20))] * 3
+    assert len(refused) >= 3

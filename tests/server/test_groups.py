@@ -25,12 +25,13 @@ from lastword.protocol.messages import (
     JoinGroupRequest,
     LeaveGroupRequest,
     ListGroupsRequest,
+    OffsetFetchRequest,
     SyncGroupRequest,
 )
 from lastword.server import Server, classic_groups
 from lastword.server.coordinator import CoordinatorTopic
 from lastword.testing.unsynced import UNSYNCED
-from tests.server.client import Client, offset_delete
+from tests.server.client import Client, offset_delete, offset_fetch
 from tests.server.conftest import Opened
 from tests.server.writer import started
 from tests.support.waiting import until
@@ -411,6 +412,15 @@ def test_groups_that_cannot_be_loaded(
         described = client.ask(DescribeGroupsRequest(groups=["g"])).groups[0]
         assert described.error_code == codes.COORDINATOR_NOT_AVAILABLE
         assert member.commit(1) == codes.COORDINATOR_NOT_AVAILABLE
+        waits = codes.COORDINATOR_LOAD_IN_PROGRESS  # each client asks again after this error of OffsetFetch
+        assert client.ask(offset_fetch(), 9).groups[0].error_code == waits
+        kind = OffsetFetchRequest.OffsetFetchRequestTopic
+        asked = OffsetFetchRequest(group_id="g", topics=[kind(name="users", partition_indexes=[0, 1])])
+        for version in (1, 2, 7):
+            answer = client.ask(asked, version)
+            assert [part.error_code for part in answer.topics[0].partitions] == [waits] * 2
+            assert answer.error_code == (waits if version > 1 else 0)
+        assert client.ask(OffsetFetchRequest(group_id="g", topics=None), 7).error_code == waits
     assert find(3) == find(6) == (0, 1)
     assert client.ask(ListGroupsRequest()).error_code == member.commit(1) == 0
     assert not [record for record in caplog.records if record.exc_info]

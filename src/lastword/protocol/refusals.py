@@ -33,6 +33,9 @@ OF_PARTS: dict[str, set[int]] = {
     "DescribeQuorum": OF_TOPICS,
 }
 """Errors that a broker gives to the single parts of a request, though its answer has room for one of all."""
+NOT_NOW = {codes.COORDINATOR_NOT_AVAILABLE, codes.KAFKA_STORAGE_ERROR, codes.REQUEST_TIMED_OUT}
+"""Errors that pass. After COORDINATOR_LOAD_IN_PROGRESS alone every client repeats OffsetFetch: after the
+first of these, librdkafka 2.16.1 does not read the partitions any more."""
 UNKNOWN = ("node_id", "port", "low_watermark", "producer_epoch", "committed_offset", "base_offset")
 """Fields that are -1 in an answer with an error. The schemas give 0 as their default."""
 
@@ -54,6 +57,20 @@ def error_answer(request: Request[Any], code: int, message: str | None) -> Messa
         message: Its sentence, for the answers that have one. None: null, where that is allowed.
     """
     return _answer(request, Refusal(code, message, is_of_parts=code in OF_PARTS.get(request.api.name, ())))
+
+
+def refusal_answer(request: Request[Any], code: int, message: str | None) -> Message:
+    """Return the answer as `error_answer` does, but that every client repeats OffsetFetch after it.
+
+    aiokafka 0.14.0 takes an answer without partitions for "no offset is committed", whatever its error.
+    """
+    if request.api.name != "OffsetFetch":
+        return error_answer(request, code, message)
+    code = codes.COORDINATOR_LOAD_IN_PROGRESS if code in NOT_NOW else code
+    answer = error_answer(request, code, message)
+    if request.version < 8:
+        answer.topics = _answer(request, Refusal(code, None, is_of_parts=True)).topics  # type: ignore[attr-defined]
+    return answer
 
 
 def answer_with_rows(request: Request[Any]) -> Any:

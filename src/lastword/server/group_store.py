@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from lastword.protocol import Request, codes, encode_stored
-from lastword.protocol.refusals import error_answer
+from lastword.protocol.refusals import refusal_answer
 from lastword.protocol.schemas import ZERO_UUID, Message
 from lastword.server.context import ServerContext
 from lastword.server.coordinator import CoordinatorTopic
@@ -149,7 +149,7 @@ def answer_of(request: Request[Any], call: Callable[[], Any]) -> Any:
     try:
         return call()
     except Refused as refused:
-        return error_answer(request, refused.code, refused.message or None)
+        return refusal_answer(request, refused.code, refused.message or None)
 
 
 class GroupStore:

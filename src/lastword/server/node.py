@@ -218,6 +218,6 @@ def refused_by_standby(request: Request[Any]) -> Message:
     code = STANDBY_CODES.get(name)
     if code is None or (name == "InitProducerId" and body.transactional_id is None):
         raise Refused(codes.NOT_CONTROLLER, "this server is a standby")
-    from lastword.protocol.refusals import error_answer
+    from lastword.protocol.refusals import refusal_answer
 
-    return error_answer(request, code, "this server is a standby")
+    return refusal_answer(request, code, "this server is a standby")

@@ -306,14 +306,14 @@ class ClientConnection:
 
     def _refusal(self, request: Request[Any], error: Refused | LastwordError) -> Message:
         """Return the answer to a request that failed. Raises the error again if no answer may have it."""
-        from lastword.protocol.refusals import error_answer
+        from lastword.protocol.refusals import refusal_answer
 
         if isinstance(error, ServerFencedError) or self._server.context.is_standby:
             raise error  # another server answers
         is_awaited = request.api.name != "Produce" or request.body.acks != 0
         if self._authentication is None and is_awaited:
             code = error.code if isinstance(error, Refused) else error.kafka_code
-            answer = error_answer(request, code, error.message)
+            answer = refusal_answer(request, code, error.message)
             if first_error(answer):
                 level = logging.INFO if isinstance(error, Refused) else logging.ERROR
                 is_unexpected = code == codes.UNKNOWN_SERVER_ERROR
