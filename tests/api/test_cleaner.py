@@ -30,6 +30,7 @@ from lastword.logdir import TopicPartition
 from lastword.testing.unsynced import UNSYNCED, UnsyncedFiles
 from tests.api.conftest import BEGIN_MS
 from tests.support.damage import flip
+from tests.support.exhaustive import stride
 from tests.support.threads import meanwhile
 from tests.support.waiting import until
 
@@ -539,7 +540,7 @@ print(logs.cleaner.status().drives[0].running)
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["kafka", "generational"])
 def test_everything_at_once(tmp_path, strategy):
-    """For three seconds beside eager background threads, nothing fails and nothing is lost.
+    """For a second beside eager background threads, nothing fails and nothing is lost.
 
     Two writers and a reader run beside a thread that trims, expires, cleans and moves, and one that creates
     and deletes topics.
@@ -597,7 +598,7 @@ def test_everything_at_once(tmp_path, strategy):
 
         writers = [partial(write, partition, count()) for partition in range(2)]
         with meanwhile(*writers, read, partial(keep_house, count()), come_and_go) as over:
-            over.wait(3)
+            over.wait(3 / stride(3))
             if strategy == "kafka":  # by accounts, each manual cleaning brings the drive within its target
                 until(lambda: over.is_set() or cleaned(), seconds=30)
         assert newest(topic) == wrote

@@ -20,8 +20,9 @@ from lastword.clock import ManualClock
 from lastword.segment import segment as segment_module
 from lastword.segment.indexes import IndexBuilder, LoadedIndexes
 from lastword.testing.unsynced import UNSYNCED
+from tests.support.exhaustive import stride
 
-HALF = 8
+HALF = 8 // stride(2)
 BATCHES = 300
 """Batches of a segment, each with one record and an entry of both indexes: 20 bytes, and 8 for its end."""
 SEGMENT_BYTES = 2400

@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -153,20 +153,20 @@ def test_a_kill_or_a_power_cut_at_any_moment(tmp_path: Path, ack: str) -> None:
             go_on(topic, number + 1, ack=ack)
             files.mark(f"acked {number}")
     checked = 0
-    kills = [*files.kills(range(0, len(files.journal) + 1, stride(6)))]
-    for image in [*[*files.images(seeds=range(1))][:: stride(60)], *kills]:
+    moments = range(0, len(files.journal) + 1, stride(6))
+    kills = [*files.kills(moments)]
+    for image in [*islice(files.images(moments, seeds=range(1)), 0, None, stride(10)), *kills]:
         if not image.marks:
             continue
-        image.write(tmp_path / "image")
-        target = tmp_path / "image" / "d"
-        with lastword.open(target, "a", files=UNSYNCED) as logs:
+        target, left = f"{ROOT}/d", MemoryFiles(image.tree, image.mtimes)
+        with lastword.open(target, "a", files=left) as logs:
             topic = topic_of(logs)
             last = topic.last_sequence("loader")
             if ack == "disk" or image in kills:
                 assert (-1 if last is None else last) >= len(image.marks) - 2
             go_on(topic, 5)
             check_whole(topic, 5)
-        with lastword.open(target) as logs:
+        with lastword.open(target, files=left) as logs:
             assert topic_of(logs).last_sequence("loader") == 4
         checked += 1
     assert checked > 20

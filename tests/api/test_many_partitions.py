@@ -337,7 +337,7 @@ def test_ten_times_the_topics_take_ten_times_the_calls(topics, verb):
 # ---------------------------------------------------------------- segments of one partition
 
 
-FEW_SEGMENTS, MANY_SEGMENTS = 20, 80
+FEW_SEGMENTS, MANY_SEGMENTS = 20 // stride(2), 80 // stride(2)
 
 
 def append_segments(path):

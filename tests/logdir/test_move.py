@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -34,6 +34,7 @@ from tests.build import every_stop
 from tests.crash.memory import ROOT, MemoryFiles
 from tests.fakes import ForgetfulFiles, RecordingFiles
 from tests.fakes.failing import FailingFiles
+from tests.fakes.forgetful import Image
 from tests.fakes.recording import Call
 from tests.partition.logs import NOW, append, build_batch, indexes_fit, opened_directory, pair, records
 from tests.retention.support import raise_log_start
@@ -46,16 +47,27 @@ def both(root: Path, files: Files | object = UNSYNCED, mode: str = "a") -> tuple
     return opened_directory(root / "a", mode, files), opened_directory(root / "b", mode, files)
 
 
-def prepare(root: Path) -> None:
-    """Make users-0 in a: 20 records in several segments, log start 7, clean up to 12; topic other in b."""
-    with opened_directory(root / "a") as a:
+@cache
+def prepared() -> tuple[dict[str, bytes | None], dict[str, int]]:
+    """Return the files of two directories, and their times: users-0 in a, topic other in b.
+
+    The partition has 20 records in several segments, log start 7, and is clean up to 12.
+    """
+    files = MemoryFiles()
+    with opened_directory(Path(ROOT, "a"), files=files) as a:
         a.create_topic("users", 1, {"segment.bytes": "700"})
         append(a, *USERS, 20)
         a.sync()
         raise_log_start(a, "users", 0, 7)
         a.set_first_dirty("users", 0, 12)
-    with opened_directory(root / "b") as b:
+    with opened_directory(Path(ROOT, "b"), files=files) as b:
         b.create_topic("other")
+    return files.tree(), files.mtimes()
+
+
+def prepare(root: Path) -> None:
+    """Write both directories of `prepared`."""
+    Image("prepared", 0, *prepared(), []).write(root)
 
 
 def test_everything_comes_along(tmp_path: Path) -> None:
@@ -209,11 +221,10 @@ def test_kills_and_power_cuts(tmp_path: Path, seeds: range) -> None:
 @pytest.mark.slow
 def test_every_failing_call(tmp_path: Path) -> None:
     """A full drive, at any call: a typed error, and the partition is in one place with all its records."""
-    prepare(tmp_path / "start")
+    root = tmp_path / "run"
 
     def failing_at(number: int) -> bool:
-        root = tmp_path / "run"
-        shutil.copytree(tmp_path / "start", root)
+        prepare(root)
         files = FailingFiles(UNSYNCED, "ENOSPC", number)
         a, b = both(root, files)
         a.log("users", 0)
@@ -232,7 +243,6 @@ def test_every_failing_call(tmp_path: Path) -> None:
             except LastwordError:
                 directory.abandon()
         check(root, ["moved"] if moved else [])
-        shutil.rmtree(root)
         return not files.hit
 
     assert every_stop(failing_at, stride(2)) > 20
@@ -499,13 +509,11 @@ def test_a_lease_that_is_written_at_the_end_of_a_move_is_refused(
 @pytest.mark.slow
 @pytest.mark.parametrize("inside", ["move", "lease"])
 def test_no_crash_of_a_move_loses_a_lease(tmp_path: Path, inside: str) -> None:
-    prepare(tmp_path / "start")
+    root = tmp_path / "root"
 
     def at(number: int) -> bool:
-        root = tmp_path / "root"
-        shutil.copytree(tmp_path / "start", root)
+        prepare(root)
         lost = lost_leases(root, number, inside=inside, every=stride(40))
-        shutil.rmtree(root)
         assert not lost, number
         return lost is None
 
@@ -608,13 +616,11 @@ def lost_late_leases(root: Path, at: int, every: int) -> list[str] | None:
 
 @pytest.mark.slow
 def test_no_crash_of_a_move_loses_a_lease_of_a_reader_of_the_source_alone(tmp_path: Path) -> None:
-    prepare(tmp_path / "start")
+    root = tmp_path / "root"
 
     def at(number: int) -> bool:
-        root = tmp_path / "root"
-        shutil.copytree(tmp_path / "start", root)
+        prepare(root)
         lost = lost_late_leases(root, number, stride(20))
-        shutil.rmtree(root)
         assert not lost, (number, lost)
         return lost is None
 

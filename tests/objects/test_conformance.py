@@ -55,12 +55,16 @@ def test_gcs(check: Check, gcs: Server, tmp_path: Path) -> None:
         check(store, tmp_path)
 
 
-# One test for each server that takes seconds to start, so that one worker starts it.
+# One test for each server that takes seconds to start.
 
 
 @pytest.mark.slow
 def test_azurite(azurite: Server, tmp_path: Path) -> None:
+    """A page of Azure has 5,000 names, so the check of lists meets one page."""
+    left_out = {lists_have_more_than_one_page} if stride(2) > 1 else set()  # 5 s
     for check in CHECKS:
+        if check in left_out:
+            continue
         with azurite.open(check.__name__) as store:
             check(store, tmp_path)
     assert life(f"{azurite.root}/a/log", azurite.options) == life("memory://azurite/log", None)

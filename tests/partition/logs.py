@@ -134,14 +134,14 @@ def leftovers(directory: str) -> list[str]:
 
 def indexes_fit(log: PartitionLog) -> bool:
     """Return whether all index files equal what a rebuild would make of the logs."""
+    files, interval = log.files, log.config.index_interval_bytes
     for segment in log.segments:
-        interval = log.config.index_interval_bytes
         built = inspect(
-            DEFAULT, log.directory, segment.base_offset, index_interval_bytes=interval, active=segment.active
+            files, log.directory, segment.base_offset, index_interval_bytes=interval, active=segment.active
         )
-        if Path(segment.stored.path(names.INDEX)).read_bytes() != built.offset_entries:
+        if files.read_bytes(segment.stored.path(names.INDEX)) != built.offset_entries:
             return False
-        if Path(segment.stored.path(names.TIME_INDEX)).read_bytes() != built.time_entries:
+        if files.read_bytes(segment.stored.path(names.TIME_INDEX)) != built.time_entries:
             return False
     return True
 

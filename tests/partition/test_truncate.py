@@ -17,6 +17,7 @@ from lastword.partition.durability import read_synced
 from lastword.partition.snapshots import Snapshots
 from lastword.segment import names
 from lastword.testing.unsynced import UNSYNCED, UnsyncedFiles
+from tests.crash.memory import ROOT, MemoryFiles
 from tests.fakes import ForgetfulFiles
 from tests.partition.logs import batch, build_batch, fill, indexes_fit, make, opened, pair, records
 from tests.partition.test_producers import aborted, encode_producers, of, open_again
@@ -192,9 +193,7 @@ def test_a_power_cut_leaves_a_beginning(tmp_path: Path, offset: int) -> None:
         marks = image.marks
         if "begun" not in marks:
             continue
-        target = tmp_path / "image"
-        image.write(target)
-        log, _ = opened(str(target / "users-0"), files=UNSYNCED)
+        log, _ = opened(f"{ROOT}/users-0", files=MemoryFiles(image.tree, image.mtimes))
         pairs = records(log)
         old = [pair(n) for n in range(20)]
         kept = [r for r in pairs if r[1] != b"new"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import random
@@ -53,6 +54,12 @@ MOST_BOMBED = 300 * MIB
 MOST_SECONDS = 5.0
 """The longest answer to the other client, on a loaded machine."""
 NO_SUCH = ("Shutdown", "ControlledShutdown")
+
+
+@functools.cache
+def zeros(size: int, codec: int) -> bytes:
+    """Return a batch of one record with a value of `size` zeros."""
+    return batch((b"k", bytes(size)), codec=codec)
 
 
 class Hostile:
@@ -173,10 +180,9 @@ class Hostile:
             topics = [new_topic(name, 1, {"cleanup.policy": policy}) for name, policy in policies.items()]
             client.ask(CreateTopicsRequest(topics=topics))
             for codec in (GZIP, SNAPPY, LZ4, ZSTD):
-                bomb = batch((b"k", bytes(size)), codec=codec)
                 many = batch(*[(b"", b"")] * 100_000, codec=codec)
                 for topic in policies:
-                    for data in (bomb, many):
+                    for data in (zeros(size, codec), many):
                         client.send(produce_request(topic, data), 9)
                         errors.append(client.receive().responses[0].partition_responses[0].error_code)
         return errors
@@ -186,7 +192,7 @@ class Hostile:
         with Client(self.address, timeout=120) as client:
             topic = new_topic("crowd", count, {"cleanup.policy": "delete"})
             client.ask(CreateTopicsRequest(topics=[topic]))
-        batches = [batch((b"k", bytes(size)), codec=codec) for codec in (GZIP, LZ4, ZSTD)]
+        batches = [zeros(size, codec) for codec in (GZIP, LZ4, ZSTD)]
 
         def produce(partition: int) -> int:
             with Client(self.address, timeout=120) as client:

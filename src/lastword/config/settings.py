@@ -530,7 +530,7 @@ def _arguments(values: Mapping[str, Any], problems: Problems) -> Layer:
 
 def _environment(env: Mapping[str, str], problems: Problems) -> Layer:
     layer: Layer = {}
-    for variable, text in env.items():
+    for variable in env:  # not by items: `os.environ` decodes each value
         if not variable.startswith(PREFIX):
             continue
         setting = _BY_VARIABLE.get(variable)
@@ -544,7 +544,7 @@ def _environment(env: Mapping[str, str], problems: Problems) -> Layer:
                 )
             continue
         try:
-            layer[setting.name] = SourcedValue(setting.read(text), "environment")
+            layer[setting.name] = SourcedValue(setting.read(env[variable]), "environment")
         except ValueError as error:
             problems.add(f"environment: {variable}: {error}")
     return layer
