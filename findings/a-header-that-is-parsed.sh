@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Connect reads the header 12:30:45 as the number 12, 007 as 7, and writes a header of MirrorMaker as base64.
+# Connect reads the header 12:30:45 as the number 12, 007 as 7, and writes the bytes of a source connector as base64.
 #
 # Guess: a header that no one names passes a worker as it is, as a key and a value do with ByteArrayConverter. The default of
 #   header.converter, SimpleHeaderConverter, makes text of bytes, and the same bytes of this text.
-# Versions: connect-api 4.4.0, Java 17. MirrorMaker's connector 4.3.1 gives each header as bytes to the worker's converter: in a
-#   Connect cluster that is this default. The dedicated MirrorMaker (connect-mirror-maker.sh) sets ByteArrayConverter.
+# Versions: connect-api 4.4.0, Java 17. By its class file MirrorMaker's connector 4.3.1 gives each header as bytes to the worker's converter,
+#   which is this default in a Connect cluster; the dedicated MirrorMaker (connect-mirror-maker.sh) names ByteArrayConverter.
 # Behaviour: text is parsed as a value of any type. Zeros in front are lost, a number with more digits than a float has
 #   is rounded, and of a text that begins with a number and goes on with a colon or a comma only this number is left. What
 #   a sink connector gets is that value; one that writes headers back to Kafka writes this text. Bytes that are no UTF-8 lose theirs,

@@ -6,8 +6,8 @@
 # Versions: PySpark 4.2.0 with spark-sql-kafka-0-10_2.13 4.2.0, confluent-kafka 2.16.1 (writes), kafka_2.13 4.4.0 (one KRaft node), Java 17,
 #   Python 3.11.
 # Behaviour: a checkpoint has offsets by the name of the topic, and no id. If the new topic has at least as many records as the
-#   query had read of the old one, the query goes on at the old offset: the records before it are never read, without an error or a
-#   warning. With fewer records the query fails, as documented.
+#   query had read of the old one, the query goes on at the old offset: the records before it are never read, without an error.
+#   With fewer records the query fails, as documented.
 # Output seen (2026-12-01):
 #   first run: a0, a1, a2
 #   made again with b0 to b4: b3, b4
