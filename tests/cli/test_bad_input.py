@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -84,6 +85,12 @@ LINES = [
     ("header", '{"key": "a", "value": "1", "headers": [["x", 5]]}', "UsageError"),
     ("infinite", '{"key": "a", "value": "1", "timestamp": 1e400}', "UsageError"),
     ("deep", f'{{"key": "a", "value": {DEEP}}}', "UsageError"),
+    ("headers as an object", '{"key": "a", "value": "1", "headers": {"ab": "x"}}', "UsageError"),
+    ("a header as text", '{"key": "a", "value": "1", "headers": ["ab"]}', "UsageError"),
+    ("no header", '{"key": "a", "value": "1", "headers": null}', "UsageError"),
+    ("a time as a flag", '{"key": "a", "value": "1", "timestamp": true}', "UsageError"),
+    ("a part of a millisecond", '{"key": "a", "value": "1", "timestamp": 1.9}', "UsageError"),
+    ("a time as text", '{"key": "a", "value": "1", "timestamp": "1"}', "UsageError"),
 ]
 
 
@@ -112,6 +119,13 @@ MAKING = [
     (["create", "new", "t", "--dir", "text/notes.txt"], "NotALogDirError"),
     (["create", "new", "t", "--dir", "new2", "--dir", "data/users-0"], "NotALogDirError"),
     (["create", "new", "t", "--metadata", "absent"], "UsageError"),
+    (["create", "data/new", "t"], "NotALogDirError"),
+    (["create", "data/users", "t"], "NotALogDirError"),
+    (["create", "data/new/below", "t"], "NotALogDirError"),
+    (["create", "data/users-0/new", "t"], "NotALogDirError"),
+    (["create", "new", "t", "--dir", "data/new"], "NotALogDirError"),
+    (["serve", "data/new", "--listen", "127.0.0.1:0"], "NotALogDirError"),
+    (["copy", "data", "data/new"], "NotALogDirError"),
     (["serve", "new", "--config", "wrong.toml"], "InvalidSettingError"),
     (["serve", "new", "--dir", "text"], "NotALogDirError"),
     (["serve", "new", "--listen", "127.0.0.1"], "UsageError"),
@@ -131,6 +145,13 @@ MAKING = [
     (["restore", "data", "users", "new.csv"], "UsageError"),
     (["restore", "data", "users", "new/users.jsonl"], "UsageError"),
     (["restore", "data", "new.jsonl"], "UsageError"),
+    (["restore", "data", "new.csv"], "UsageError"),
+    (["erase", "data", "users", "a", "--yes", "--certificate", "new/a.json"], "UsageError"),
+    (["erase", "data", "users", "a", "--yes", "--certificate", "empty"], "UsageError"),
+    (["export", "data", "users", "--to", "delta:."], "UsageError"),
+    (["export", "data", "users", "--to", "delta:other/new"], "NotALogDirError"),
+    (["export", "data/users-0", "--to", "delta:new"], "UsageError"),
+    (["export", "data/users-0"], "UsageError"),
     (["export", "data", "users", "--to", "delta:new", "--value-format", "avro"], "UsageError"),
     (["export", "data", "absent", "--to", "delta:new"], "UnknownTopicError"),
     (["users", "new", "--remove", "ada"], "UsageError"),
@@ -144,6 +165,8 @@ def test_what_is_refused_makes_nothing_new(data, capsys, monkeypatch, arguments,
     (data / "other.toml").write_text('[topics.t]\n"segment.bytes" = "1MiB"\n')
     (data / "wrong.toml").write_text('[topics.t]\n"segment.bytes" = "large"\n')
     (data / "empty").mkdir()
+    (data / "other").mkdir()
+    (data / "other" / "meta.properties").write_text("version=1\n")
     before = tree_digest(data)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         with socket.create_server(("127.0.0.1", 0)) as other:
@@ -153,6 +176,58 @@ def test_what_is_refused_makes_nothing_new(data, capsys, monkeypatch, arguments,
             }
         assert refused(capsys, [addresses.get(word, word) for word in arguments])[0] == kind
     assert tree_digest(data) == before
+
+
+@pytest.mark.parametrize("marker", ["delete", "future", "stray"])
+def test_no_command_takes_a_directory_that_is_not_served_for_its_partition(data, capsys, monkeypatch, marker):
+    """Every command that takes DIR refuses a marked directory, beside the partition of that name."""
+    monkeypatch.chdir(data)
+    marked = f"data/users-0.{'0123456789abcdef' * 2}-{marker}"
+    shutil.copytree("data/users-0", marked)
+    more = {
+        "append": ["k", "v"],
+        "audit": ["data"],
+        "config": ["--set", "segment.ms=1d"],
+        "copy": ["copied"],
+        "create": ["t"],
+        "drop": ["--yes"],
+        "erase": ["a", "--yes"],
+        "export": ["--to", "delta:table"],
+        "get": ["a"],
+        "lease": ["name", "--advance", "0"],
+        "restore": ["users.jsonl"],
+        "serve": ["--listen", "127.0.0.1:0"],
+        "trim": ["--before", "1", "--yes"],
+    }
+    before = tree_digest(data)
+    for name in sorted({*main.INSPECT, *main.CHANGE} - {"dump", "pull"}):
+        kind, code, says = refused(capsys, [name, marked, *more.get(name, [])])
+        assert (kind, code) in (("UsageError", 2), ("NotALogDirError", 2)), name
+        assert tree_digest(data) == before, name
+    assert f"ends with -{marker}" in refused(capsys, ["read", marked])[2]
+    assert f"`lastword dump {marked}`" in says or kind == "NotALogDirError"
+    assert main.run(["dump", marked]) == 0
+
+
+def test_restore_names_the_formats_for_a_file_of_another_one(data, capsys, monkeypatch):
+    monkeypatch.chdir(data)
+    with lastword.open("data", "a") as logs:
+        logs.delete_topic("plain")
+    assert "new.csv ends with .csv one of .parquet" in refused(capsys, ["restore", "data", "new.csv"])[2]
+    with lastword.open("data", "a") as logs:
+        logs.create_topic("com.acme.csv")
+    assert "restore needs OUT" in refused(capsys, ["restore", "data", "com.acme.csv"])[2]
+
+
+def test_a_working_directory_that_is_gone(data, capsys, monkeypatch):
+    (data / "gone").mkdir()
+    monkeypatch.chdir(data / "gone")
+    (data / "gone").rmdir()
+    try:
+        kind, code, says = refused(capsys, ["ls", "."])
+    finally:
+        os.chdir(data)
+    assert (kind, code) == ("UsageError", 2) and "working directory" in says
 
 
 def test_a_file_beside_another_directory_has_the_settings_of_a_new_topic(data, monkeypatch):

@@ -118,6 +118,29 @@ def test_a_full_drive_under_stdout_is_no_bug_of_ours(data):
             assert done.returncode == 5 and "cannot write the output" in done.stderr, done.stderr
 
 
+@pytest.mark.parametrize("stderr", ["closed", "full"])
+def test_a_stderr_that_fails_changes_neither_the_work_nor_the_exit_code(data, stderr):
+    """A reader of messages that has ended, or a full drive below them, is no failure of the command."""
+    read, write = os.pipe()
+    os.close(read)
+    target = write if stderr == "closed" else os.open("/dev/full", os.O_WRONLY)
+    try:
+        for arguments, code in (
+            (["read", "nowhere", "users"], 2),
+            (["get", data, "users", "key 1", "absent"], 8),
+            (["verify", data, "--progress"], 0),
+            (["clean", data, "--progress"], 0),
+        ):
+            command = [*COMMAND, *map(str, arguments)]
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=target, text=True, timeout=60)
+            assert done.returncode == code, arguments
+    finally:
+        for descriptor in {write, target}:
+            os.close(descriptor)
+    with lastword.open(data) as logs:
+        assert len(list(logs["users"].read())) == 100  # the cleaning ended
+
+
 def test_our_bugs_show_no_traceback(data, monkeypatch, capsys):
     monkeypatch.setattr(OpenDirs, "select_by_topic", lambda *_: 1 / 0)
     assert main.run(["ls", str(data)]) == 70

@@ -737,7 +737,7 @@ def test_a_log_that_takes_no_batch_is_met_before_anything_is_appended(
     root: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     """It was moved to another directory, or a write of another thread failed, since it was opened."""
-    with LogDirectory.open(str(root / "other"), "a", DEFAULT, ManualClock(NOW_MS)) as other:
+    with LogDirectory.open(f"{root}-other", "a", DEFAULT, ManualClock(NOW_MS)) as other:
         other.create_topic("others")
     manifest = CommitManifest("j", stage(root, "j", {0: ["a"], 1: ["b"]}), sync=True)
     real = LogDirectory.logs
@@ -745,7 +745,7 @@ def test_a_log_that_takes_no_batch_is_met_before_anything_is_appended(
     def logs(self: LogDirectory, partitions: Any) -> Any:
         opened = real(self, partitions)
         if why == "moved":
-            with LogDirectory.open(str(root / "other"), "a", DEFAULT, ManualClock(NOW_MS)) as target:
+            with LogDirectory.open(f"{root}-other", "a", DEFAULT, ManualClock(NOW_MS)) as target:
                 move(self, target, "t", 1)
         else:
             opened["t", 1].retire(DiskFullError("planted"))

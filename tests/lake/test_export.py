@@ -455,6 +455,7 @@ def test_a_table_of_another_program_is_refused(topic: Any, to: str, place: Path)
         ({"writerFeatures": ["deletionVectors", "rowTracking"]}, {}, "the feature rowTracking"),
         ({"readerFeatures": ["deletionVectors", "columnMapping"]}, {}, "the feature columnMapping"),
         ({"minReaderVersion": 4}, {}, "a newer protocol"),
+        ({}, {"delta.constraints.low": "offset < 8"}, "the feature delta.constraints.low"),
         ({}, {"delta.appendOnly": "true"}, "append-only"),
         ({}, {"lastword.topic": "other"}, "the table of 'other'"),
     ],

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import lastword
 from lastword.errors import CorruptFileError
 from lastword.files import DEFAULT
 from lastword.logdir.checkpoints import (
@@ -111,3 +112,25 @@ def test_a_file_of_the_root_is_read_again_when_it_was_replaced(
         assert read_offset_lines(DEFAULT, str(path)).offsets == {"t-0": offset}
     path.unlink()
     assert read_offset_lines(DEFAULT, str(path)).offsets == {}
+
+
+def test_a_start_in_remote_storage_stays(tmp_path: Path) -> None:
+    """With tiered storage a broker checkpoints a log start below the first segment of its drive, and starts
+    at 0 without it: records that were deleted would be read again from the remote storage.
+    """
+    root = tmp_path / "data"
+    with lastword.open(root, "a") as logs:
+        for name in ("tiered", "trimmed"):
+            logs.create_topic(name, cleanup_policy="delete", segment_bytes="1KiB").extend(
+                [(b"k%d" % n, b"v" * 400) for n in range(9)]
+            )
+        first = logs.dirs.log("tiered", 0).segments[0].base_offset
+        logs["trimmed"].trim(1)
+    for path in (root / "tiered-0").glob(f"{first:020d}.*"):
+        path.unlink()  # only the remote storage has the segment
+    checkpoint = root / "log-start-offset-checkpoint"
+    checkpoint.write_text("0\n2\ntiered 0 1\ntrimmed 0 1\n")
+    with lastword.open(root, "a") as logs:
+        assert logs["tiered"].bounds()[0][0] > 1
+        logs["tiered"].append(b"k", b"v")
+    assert checkpoint.read_text() == "0\n2\ntiered 0 1\ntrimmed 0 1\n"

@@ -120,6 +120,8 @@ def test_a_string_field_takes_the_text_of_any_value() -> None:
         (pa.decimal128(4, 2), b"100", "100 is no decimal(4,2)"),
         (pa.decimal128(38, 0), b"1e999999999999", "is no decimal"),
         (pa.decimal128(4, 2), b"NaN", "is no decimal"),
+        (pa.decimal128(9, 2), b'"1_000"', '"1_000" is no decimal'),
+        (pa.decimal128(9, 2), b'" 12"', '" 12" is no decimal'),
         (pa.float32(), b"1e39", "32 bits"),
         (pa.float64(), b"1e999", "64 bits"),
         (TIMESTAMP, b"1767225600000", "its unit is not known"),

@@ -36,6 +36,7 @@ from lastword.lake.export import (
     export,
 )
 from lastword.lake.table import Table
+from lastword.logdir.topics import check_outside
 from lastword.objects import ObjectStore, is_url, open_store, probe
 from lastword.parse import check_path, one_of
 from lastword.partition import removal_log
@@ -159,14 +160,15 @@ def store_at(place: str, options: Mapping[str, str] | None, files: Files = DEFAU
 
 
 def _check_directory(path: str, dirs: OpenDirs) -> None:
-    """Raise UsageError for a directory that is in the log directory, or whose path readers decode."""
+    """Raise UsageError for a directory in a log directory or around the log, or whose path readers decode."""
     real = Path(path).resolve()
     _check_escapes(str(real))
+    check_outside(dirs.local_files, path)
     for log_dir in dirs.paths:
-        if not is_url(log_dir) and real.is_relative_to(Path(log_dir).resolve()):
+        if not is_url(log_dir) and Path(log_dir).resolve().is_relative_to(real):
             raise UsageError(
-                f"{path} is in the log directory {log_dir}, where a broker accepts partitions only",
-                remedy="choose a path outside of it",
+                f"the log directory {log_dir} is in {path}, and a VACUUM of the table would remove the log",
+                remedy="choose a directory of the table's own",
             )
 
 

@@ -43,11 +43,7 @@ def copy(
     import lastword
 
     origin = Target.of(source, None, None, more)
-    if origin.topic is not None:
-        raise UsageError(
-            f"{source} is the directory of a partition, and copy takes whole topics",
-            remedy=origin.command("copy", target, origin.topic),
-        )
+    origin.refuse_partition("copy", target, *origin.topics)
     if source_storage and not is_url(origin.paths[0]):
         raise UsageError("--source-storage is for a SRC in a bucket", remedy="omit --source-storage")
     with signals.held(), out.progress("copy") as progress:

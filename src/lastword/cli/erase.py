@@ -13,6 +13,7 @@ from lastword.cli.command import Session, Yes, command, confirm, dry_run_option,
 from lastword.cli.output import attempted
 from lastword.cli.target import Directory, Keys, MoreDirs, Partition, Target, TopicName
 from lastword.errors import DataError, LastwordError, StorageError, UsageError
+from lastword.state.snapshot_file import check_place
 from lastword.units import format_time
 from lastword.values import plural
 
@@ -76,6 +77,8 @@ def erase(
     with out.open(target) as logs:
         wanted = _keys_of(logs, known, texts)
         planned = _erased(out, logs, target, known, wanted, start, now=now, dry_run=True)[0]
+        if certificate is not None and not dry_run:  # what is erased now is in no later certificate
+            check_place(logs.dirs.local_files, certificate)
     if dry_run:
         _show(out, planned, again)
         out.summary(f"{planned}; nothing was changed", **_totals(planned))

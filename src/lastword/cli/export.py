@@ -57,6 +57,7 @@ def export(
         lastword export data users --to delta:lake/users --every 1m
     """
     known = target.topic_for("export", "--to", to or "delta:PATH")
+    target.refuse_partition("export", known, "--to", to or "delta:PATH")
     if to is None:
         raise UsageError(
             "export needs --to", remedy=target.command("export", *target.words, "--to", "delta:PATH")

@@ -22,7 +22,7 @@ import typer
 
 from lastword.cli import signals
 from lastword.cli.command import ClosedPipe, Commands, version_option
-from lastword.cli.output import INTERRUPTED, Output
+from lastword.cli.output import INTERRUPTED, Output, discard
 from lastword.cli.remedies import PLACE
 from lastword.errors import DiskFullError, LastwordError, StorageError, UsageError, WrongUserError, nearest
 from lastword.parse import relative_paths
@@ -109,11 +109,11 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        _discard_stdout()
+        discard(1)
         code = 0
     except OSError as error:
         Output(as_json="--json" in arguments).error(_output_error(error))
-        _discard_stdout()
+        discard(1)
         code = _output_error(error).exit_code
     sys.exit(code)
 
@@ -146,7 +146,7 @@ def _run(arguments: list[str]) -> int:
         out.error(error)
         return error.exit_code
     except ClosedPipe:
-        _discard_stdout()
+        discard(1)
         return 0
     except (KeyboardInterrupt, typer.Abort):
         return _interrupted(out)
@@ -159,7 +159,7 @@ def _run(arguments: list[str]) -> int:
             return _interrupted(out)
         out.error(_output_error(error))
         if error.filename is None:
-            _discard_stdout()
+            discard(1)
         return _output_error(error).exit_code
     except Exception as error:
         # Compared by name, and so without its type: the class belongs to the copy of click inside typer.
@@ -235,6 +235,8 @@ _NOT_A_NUMBER = re.compile(
 def _output_error(error: OSError) -> LastwordError:
     if error.filename is not None:  # a file of the command itself, such as a scratch directory
         return StorageError(f"{error.filename}: {error.strerror}", remedy="check the path", errno=error.errno)
+    if error.errno == errno.ENOENT:  # of `getcwd`: an open stream has its file
+        return UsageError("the working directory does not exist any more", remedy="cd to another directory")
     message = f"cannot write the output: {error.strerror}"
     if error.errno == errno.ENOSPC:
         return DiskFullError(message, remedy="free space there, or send the output elsewhere")
@@ -349,10 +351,3 @@ def _set_up_streams() -> None:
         newline="\n",
         closefd=False,
     )
-
-
-def _discard_stdout() -> None:
-    """Point stdout at the null device, because Python flushes it at exit and would report the closed pipe."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.close(null)

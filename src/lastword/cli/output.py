@@ -220,10 +220,17 @@ class Output:
         self._write_stderr(_json_line(kind, fields))
 
     def _write_stderr(self, line: str) -> None:
-        """Write to stderr after the data so far, so that the order holds if both streams go to one file."""
+        """Write to stderr after the data so far, so that the order holds if both streams go to one file.
+
+        A stderr that fails (a closed pipe, a full drive) does not end the command: its exit code counts.
+        """
         with suppress(OSError):  # stdout's own failure is reported when it is flushed at the end
             self.stdout.flush()
-        self.stderr.write(line)
+        try:
+            self.stderr.write(line)
+            self.stderr.flush()
+        except OSError:
+            discard(2)
 
     # -- progress
 
@@ -254,6 +261,13 @@ class Output:
                 self._object("progress", progress.to_dict())
 
         return update
+
+
+def discard(descriptor: int) -> None:
+    """Point stdout or stderr at the null device, because Python flushes it at exit and would report it."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)
 
 
 @contextmanager

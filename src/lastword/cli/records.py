@@ -171,18 +171,18 @@ def _json_records(names: tuple[str | None, str | None]) -> Iterator[Any]:
                 f"stdin line {number} has no key or no value", remedy='{"key": ..., "value": ...}'
             )
         try:
+            timestamp, headers = fields.get("timestamp", -1), fields.get("headers", [])
+            if type(timestamp) is not int or any(type(part) is not list for part in (headers, *headers)):
+                raise TypeError
             yield Record(
                 "",
                 -1,
                 -1,
-                int(fields.get("timestamp", -1)),
+                timestamp,
                 "create",
                 field_bytes(fields["key"], names[0], "key"),
                 field_bytes(fields["value"], names[1], "value"),
-                tuple(
-                    (_header_name(name), field_bytes(value, "bytes", "header"))
-                    for name, value in fields.get("headers", ())
-                ),
+                tuple((_header_name(name), field_bytes(value, "bytes", "header")) for name, value in headers),
                 fields["key"] is not None,
                 fields["value"] is None,
             )
@@ -393,9 +393,11 @@ def restore(
     """
     target, (path,) = Target.with_words("restore", directory, [topic, to], ["OUT"], partition, more)
     known = target.topic
-    if path is None and known == topic and _is_output(known):  # DIR OUT
-        known, path = None, known
-        PLACE.topic = None
+    if path is None and known is not None and known == topic:
+        with out.open(Target(target.paths, [], None)) as logs:
+            if known == "-" or ("." in known and known not in logs):  # DIR OUT
+                known, path = None, known
+                PLACE.topic = None
     if path is None:
         raise UsageError("restore needs OUT", remedy=f"OUT: a file name such as {known}.parquet")
     if path == "-":
@@ -409,13 +411,6 @@ def restore(
             f"up to offset {file.end_offset}"
         )
     out.summary(f"wrote {path}", ok=True, file=path, keys=sum(file.keys for file in restored))
-
-
-def _is_output(word: str | None) -> bool:
-    """Return whether a word is a file that restore can write, or stdout."""
-    from lastword.state.snapshot_file import FORMATS
-
-    return word is not None and (word == "-" or word.lower().endswith(FORMATS))
 
 
 def _restored(out: Session, target: Target, topic: str | None, path: str, end: str) -> list[Restored]:

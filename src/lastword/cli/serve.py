@@ -99,11 +99,7 @@ def serve(
 
         check_url(directory)
     target = Target.of(directory, None, None, more)
-    if target.topic is not None:
-        raise UsageError(
-            f"{directory} is the directory of a partition, and serve takes a log directory",
-            remedy=target.command("serve"),
-        )
+    target.refuse_partition("serve")
     if tls_cert is None and (tls_key or tls_ca):
         raise UsageError("--tls-key and --tls-ca need --tls-cert", remedy="--tls-cert FILE")
     security: dict[str, Any] = {}

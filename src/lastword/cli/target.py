@@ -119,6 +119,11 @@ class Target:
         real = os.path.realpath(trimmed)
         parsed = names.parse_partition_dir(os.path.basename(real))
         if parsed is not None and _is_partition_dir(trimmed):
+            if parsed.marker:  # the partition of this name is another directory, or none
+                raise UsageError(
+                    f"{directory} is not served: its name ends with -{parsed.marker}",
+                    remedy=f"`{command_line('dump', [trimmed])}` shows its records",
+                )
             # "." and links do not name the partition: the real path does.
             shown = trimmed if os.path.basename(trimmed) == os.path.basename(real) else real
             above = os.path.dirname(shown) or "."
@@ -207,6 +212,14 @@ class Target:
                 f"`{self.command('config', *(self.topics or ['TOPIC']), *settings)}` to change the setting",
             )
 
+    def refuse_partition(self, command: str, *words: str) -> None:
+        """Raise UsageError if the target is one partition, for a command that takes whole topics."""
+        if self.partition is not None:
+            raise UsageError(
+                f"{self.topic}-{self.partition} is one partition, and {command} takes whole topics",
+                remedy=self.command(command, *words),
+            )
+
     def topic_for(self, command: str, *rest: str) -> str:
         """Return the topic.
 
@@ -242,7 +255,7 @@ def _any_topics(
     return Target.of(directory, topics, partition, more)
 
 
-def _whole_topic(directory: Directory, topic: TopicName = None, more: MoreDirs = None) -> Target:
+def _whole_topic(directory: LogDirectory, topic: TopicName = None, more: MoreDirs = None) -> Target:
     return Target.of(directory, topic, None, more)
 
 

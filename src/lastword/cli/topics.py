@@ -240,11 +240,7 @@ def drop(
     """
     if len(target.topics) < 2:
         target.topic_for("drop")
-    if target.partition is not None:
-        raise UsageError(
-            f"{target.topics[0]}-{target.partition} is one partition, and drop deletes whole topics",
-            remedy=target.command("drop", *target.topics),
-        )
+    target.refuse_partition("drop", *target.topics)
     with out.open(target) as logs:
         extents = {topic: _extent(logs, topic) for topic in target.topics}
     totals = sums(extents.values(), *_Extent._fields)

@@ -242,7 +242,8 @@ class Table:
                 "give the topic and the layout of before, or choose another path",
             )
         listed = (protocol.get(f"{side}Features") or () for side in ("reader", "writer"))
-        unknown = sorted({name for names in listed for name in names} - FEATURES)
+        checks = {name for name in settings if name.startswith("delta.constraints.")}  # of older writers
+        unknown = sorted({name for names in listed for name in names} - FEATURES | checks)
         newest = int(protocol.get("minReaderVersion", 0)) > 3 or int(protocol.get("minWriterVersion", 0)) > 7
         if unknown or newest:
             what = f"the feature {unknown[0]}" if unknown else "a newer protocol"

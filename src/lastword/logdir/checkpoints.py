@@ -167,8 +167,12 @@ class PartitionCheckpoints:
             now = list(logs.items())
             self._checkpoints.recovery_points.update({tp: log.recovery_point for tp, log in now})
             starts = {tp: max(log.log_start, self._raised.get(tp, 0)) for tp, log in now}
-            raised = {tp: starts[tp] for tp, log in now if starts[tp] > log.segments[0].base_offset}
-            self._checkpoints.log_starts.update(raised, drop=[tp for tp, _ in now if tp not in raised])
+            bases = {tp: log.segments[0].base_offset for tp, log in now}
+            raised = {tp: start for tp, start in starts.items() if start > bases[tp]}
+            # Below the first segment: of a broker's log whose older segments are in remote storage.
+            known = self._checkpoints.log_starts.read_valid()
+            below = {tp for tp, base in bases.items() if known.get(tp, base) < base}
+            self._checkpoints.log_starts.update(raised, drop=bases.keys() - raised.keys() - below)
             self._written_at = self._clock.monotonic()
 
     def came(self, tp: TopicPartition, recovery_point: int, log_start: int, first_dirty: int | None) -> None:

@@ -328,15 +328,28 @@ def check_log_dir(listing: Listing, root: str) -> None:
 def check_writable(files: Files, root: str, contents: RootListing) -> bool:
     """Return True if the root is to be made: it is absent or empty.
 
-    NotALogDirError if it holds something else.
+    NotALogDirError if it holds something else, or would be in a log directory.
     """
-    if not files.exists(root):
-        return True
-    listing = contents.get()
-    if listing.is_empty:
-        return True
-    check_log_dir(listing, root)
-    return False
+    if files.exists(root):
+        listing = contents.get()
+        if not listing.is_empty:
+            check_log_dir(listing, root)
+            return False
+    check_outside(files, root)
+    return True
+
+
+def check_outside(files: Files, path: str) -> None:
+    """Raise NotALogDirError if a path is in a log directory, where a broker would not start."""
+    above = "" if "://" in path else real_path(path)
+    while above:
+        if files.exists(f"{above}/{names.META_PROPERTIES}"):
+            raise NotALogDirError(
+                f"{path} is in the log directory {above}, where a broker accepts partitions only",
+                remedy="choose a path outside of it",
+                file=path,
+            )
+        above = above.rpartition("/")[0]
 
 
 def register_limits(root: str, files: Files = DEFAULT) -> None:

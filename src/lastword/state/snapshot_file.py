@@ -97,6 +97,23 @@ def format_of(path: str) -> str:
     return extension
 
 
+def check_place(files: Files, path: str) -> None:
+    """Check that a file can be written: make its temporary file and remove it.
+
+    Raises:
+        UsageError: There is no such directory, or the path is a directory.
+        StorageError: The directory cannot be written.
+    """
+    parent, temporary = os.path.dirname(path) or ".", f"{path}.part-{os.getpid()}"
+    if not files.is_dir(parent):
+        raise UsageError(f"there is no directory {parent}", remedy="make it, or name another file")
+    if files.is_dir(path):
+        raise UsageError(f"{path} is a directory", remedy="name another file")
+    files.unlink(temporary, missing_ok=True)
+    files.open_append(temporary, create=True, exclusive=True).close()
+    files.unlink(temporary)
+
+
 GROUP_BYTES = 2 << 20
 GROUP_BATCHES = 256  # each takes several KiB, also with a few rows
 """Rows of a snapshot are written together up to one of these limits."""
@@ -126,12 +143,7 @@ class SnapshotWriter:
         self._waiting_bytes = 0
 
     def __enter__(self) -> SnapshotWriter:
-        parent = os.path.dirname(self._path) or "."
-        if not self._files.is_dir(parent):
-            raise UsageError(f"there is no directory {parent}", remedy="make it, or name another file")
-        if self._files.is_dir(self._path):
-            raise UsageError(f"{self._path} is a directory", remedy="name another file")
-        self._files.unlink(self._temporary, missing_ok=True)
+        check_place(self._files, self._path)
         self._handle = self._files.open_append(self._temporary, create=True, exclusive=True)
         self._sink = _ArrowSink(self._handle.append)
         if self._schema is not None:

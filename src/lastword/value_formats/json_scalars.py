@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -170,7 +171,7 @@ def _decimal_reader(kind: pa.DataType) -> Read:
     precision, scale = kind.precision, kind.scale
 
     def read(value: Any) -> Decimal:
-        if type(value) is int or (isinstance(value, str) and value not in NOT_FINITE):
+        if type(value) is int or (isinstance(value, str) and re.fullmatch(r"[^\s_]+", value)):
             try:
                 number = Decimal(value)
             except ArithmeticError:
