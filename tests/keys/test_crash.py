@@ -10,12 +10,14 @@ import pytest
 from lastword.clock import ManualClock
 from lastword.config import Settings
 from lastword.files import DEFAULT
-from lastword.keys import index, manifest
+from lastword.keys import bulk, index, manifest
 from lastword.keys.index import KeyIndex
 from lastword.logdir import LogDirectory
 from lastword.partition import PartitionView, scan
 from lastword.partition.directory_segments import DirectorySegments
 from lastword.records.batch import BatchBuilder
+from lastword.segment import names
+from lastword.testing.unsynced import UNSYNCED
 from tests.fakes.forgetful import ForgetfulFiles
 from tests.fakes.hasty import HastyFiles
 from tests.fakes.recording import RecordingFiles, Stopped
@@ -151,7 +153,7 @@ def test_a_power_cut_even_if_inodes_could_not_tell(tmp_path, monkeypatch):
 
 
 def test_the_order_of_a_save(tmp_path):
-    """The run, its name, the manifest; then the older run is removed."""
+    """The run, its name, the manifest; then the older run is removed. The run between has no manifest."""
     files = RecordingFiles(DEFAULT)
     logs = opened(tmp_path, files)
     logs.create_topic("t", 1, {})
@@ -169,11 +171,41 @@ def test_the_order_of_a_save(tmp_path):
     assert steps == [
         ("fsync", "keys"),  # the new run
         ("fsync", "keys"),  # the two merged
+        ("unlink", "keys"),
         ("fsync_dir", "lastword"),
         ("fsync", "keys.tmp"),
         ("rename", "keys.tmp"),
         ("fsync_dir", "lastword"),
         ("unlink", "keys"),
-        ("unlink", "keys"),
     ]
+    logs.close()
+
+
+def test_a_long_log_is_merged_in_levels(tmp_path, monkeypatch):
+    """A merge has few runs whatever the length of the log, and a merged run leaves no file."""
+    monkeypatch.setattr(index, "MOST_MERGED", 3)
+    monkeypatch.setattr(bulk, "WINDOW", 1024)
+    merged, merge = [], bulk.merge
+
+    def counted(sink, runs, *given, **more):
+        merged.append(len(runs))
+        return merge(sink, runs, *given, **more)
+
+    monkeypatch.setattr(bulk, "merge", counted)
+    logs = opened(tmp_path, UNSYNCED)
+    logs.create_topic("t", 1, {"segment.bytes": "1000000"})
+    log = logs.log("t", 0)
+    for start in range(0, 30_000, 10):
+        builder = BatchBuilder()
+        for number in range(start, start + 10):
+            builder.append(0, b"%d" % (number % 20_000), b"%d" % number if number % 7 else None)
+        log.append_batch(builder.build())
+    keys = index_of(UNSYNCED, log.directory, writes=True)
+    assert keys.follow(log)
+    assert len(merged) > 3 and max(merged[:-1]) == 3 and merged[-1] <= 2 * 3
+    newest = {number % 20_000: number for number in range(30_000)}
+    wanted = {b"%d" % key: b"%d" % number for key, number in newest.items() if number % 7}
+    assert {key: record.value for key, record in keys.find(log, map(b"%d".__mod__, newest)).items()} == wanted
+    private = tmp_path / "t-0" / names.PRIVATE
+    assert len([path for path in private.iterdir() if path.name.startswith(names.KEY_RUN)]) == 1
     logs.close()

@@ -2,6 +2,7 @@
 
 import random
 import struct
+import tracemalloc
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -165,6 +166,7 @@ class FakeSegment(NamedTuple):
     base_offset: int
     offset_index: OffsetIndex
     id: SegmentId
+    size: int = 50_000
 
 
 def placed_view(log_start):
@@ -204,3 +206,50 @@ def test_offsets_that_span_too_much_have_no_places():
     memory, far = Memory(), made(entries, end=run.PLACED_OFFSETS)
     bulk.merge(memory, [far], SALT, is_whole=True, places=bulk.Places(placed_view(0), 9))
     assert Run(memory, len(memory.data), SALT).base == run.PLAIN
+
+
+class LargeSegment:
+    """A segment whose index is loaded by each use: `batches` of 10 records, one every 5,000 bytes."""
+
+    batches = 10_000
+
+    def __init__(self, number):
+        self.base_offset = 10 * self.batches * number
+        self.id = SegmentId(number, 0)
+        self.size = 5000 * self.batches
+
+    @property
+    def offset_index(self):
+        numbers = np.arange(1, self.batches)
+        data = np.stack((10 * numbers + 9, 5000 * numbers), 1).astype(">i4").tobytes()
+        return OffsetIndex(data, self.base_offset, self.size)
+
+
+def large_log(count):
+    segments = [LargeSegment(number) for number in range(count)]
+    end = segments[-1].base_offset + 10 * LargeSegment.batches
+    return SimpleNamespace(segments=segments, log_start=7, log_end=end)
+
+
+def test_the_memory_of_places_is_that_of_their_limit(monkeypatch):
+    """With any number of segments; each place is a cell before its batch at most."""
+    limit_bytes = 1 << 16
+    monkeypatch.setattr(bulk, "PLACES_BYTES", limit_bytes)
+    for count in (2, 8, 40):
+        tracemalloc.start()
+        try:
+            places = bulk.Places(large_log(count), count)
+            held, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert held < limit_bytes + 300 * count + 20_000
+        assert peak - held < 100 * LargeSegment.batches  # one index at a time
+        cell_bytes = count * 5000 * LargeSegment.batches * 8 // limit_bytes + 1
+        offsets = np.random.default_rng(count).integers(7, 10 * LargeSegment.batches * count, 5000)
+        entries = np.zeros((len(offsets), 24), np.uint8)
+        entries[:, 16:] = (offsets << 1).view(np.uint8).reshape(-1, 8)
+        words = places.pack(entries)[:, 16:].copy().view(np.int64).reshape(-1)
+        positions = (words >> 1 & (1 << 31) - 1) - 1
+        batches = 5000 * (offsets % (10 * LargeSegment.batches) // 10)
+        assert (positions >= 0).all() and (positions <= batches).all()
+        assert (batches - positions < cell_bytes + 2 * 5000).all()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import lastword
@@ -116,6 +117,8 @@ class VersionedFiles(MemoryFiles):
     def content(self, node: Node, version: int) -> Content:
         """Return the bytes of a file at a version; for a version before its creation, its first bytes."""
         versions, contents = self.contents[node]
+        if version >= versions[-1]:
+            return contents[-1]
         return contents[max(bisect_right(versions, version) - 1, 0)]
 
     def between_calls(self) -> None:
@@ -252,6 +255,9 @@ class Removal(NamedTuple):
     offsets: frozenset[int]
 
 
+_BEGIN, _END = attrgetter("begin"), attrgetter("end")
+
+
 @dataclass
 class Lineage:
     """The records, by offset, of a log that only grows. A truncation or a new topic begins a new lineage."""
@@ -306,6 +312,7 @@ class PartitionHistory:
     removals: list[Removal] = field(default_factory=list)
     first_dirty: list[int] = field(default_factory=lambda: [0])
     gone: list[tuple[int, int]] = field(default_factory=list)  # first and last version without the partition
+    _removed: dict[tuple[int, int], frozenset[int]] = field(default_factory=dict)
 
     def note(self, begin: int, end: int, ends: Ends, first_dirty: int) -> None:
         if (end, ends, first_dirty) != (self.ends_at[-1], self.ends[-1], self.first_dirty[-1]):
@@ -328,15 +335,19 @@ class PartitionHistory:
 
     def removed_before(self, version: int, lineage: int) -> frozenset[int]:
         """Return offsets whose removal was complete at a version."""
-        return frozenset().union(
-            *(r.offsets for r in self.removals if r.lineage == lineage and r.end <= version)
-        )
+        return self._removed_by(bisect_right(self.removals, version, key=_END), lineage)
 
     def removed_up_to(self, version: int, lineage: int) -> frozenset[int]:
         """Return offsets whose removal had begun at a version."""
-        return frozenset().union(
-            *(r.offsets for r in self.removals if r.lineage == lineage and r.begin < version)
-        )
+        return self._removed_by(bisect_left(self.removals, version, key=_BEGIN), lineage)
+
+    def _removed_by(self, count: int, lineage: int) -> frozenset[int]:
+        """Return the offsets that the first `count` removals removed; their versions ascend."""
+        known = self._removed.get((count, lineage))
+        if known is None:
+            offsets = (r.offsets for r in self.removals[:count] if r.lineage == lineage)
+            known = self._removed[count, lineage] = frozenset().union(*offsets)
+        return known
 
     def cleaned_up_to(self, version: int) -> int:
         """Return the offset up to which the records may have been cleaned at a version."""

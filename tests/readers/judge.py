@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import pairwise, product
 from typing import Any, NamedTuple
 
@@ -75,9 +76,14 @@ class Window:
     def lowest_end(self) -> int:
         return self.end_of(self.calls[0])
 
-    @property
+    @cached_property
     def log_starts(self) -> list[int]:
         return sorted({ends.log_start for ends in self.calls})
+
+    @cached_property
+    def highest_ends(self) -> dict[int, int]:
+        """Return the highest end of each lineage."""
+        return {number: max(map(self.end_of, calls)) for number, calls in self.lines.items()}
 
     @property
     def is_one_line(self) -> bool:
@@ -117,7 +123,7 @@ class Window:
         nearest: tuple[int, str] | None = None
         for number, calls in self.lines.items():
             lineage = self.partition.lineages[number]
-            lowest, highest = self.end_of(calls[0]), max(self.end_of(ends) for ends in calls)
+            lowest, highest = self.end_of(calls[0]), self.highest_ends[number]
             hidden = {frozenset[int]()}
             if is_state:
                 lowest, highest = calls[0].log_end, max(ends.log_end for ends in calls)
@@ -197,10 +203,10 @@ class Window:
         if row.offset < self.log_starts[0]:
             raise Violation("below the log start", f"offset {row.offset}, log start {self.log_starts[0]}")
         reasons = []
-        for number, calls in self.lines.items():
+        for number, end_of_line in self.highest_ends.items():
             # After a truncation an equal record may be written at the same offset, so it is enough if one
             # lineage allows the row.
-            reason = self._refused(row, number, max(self.end_of(ends) for ends in calls))
+            reason = self._refused(row, number, end_of_line)
             if reason is None:
                 return
             reasons.append(reason)
@@ -322,9 +328,10 @@ def _difference(
     """Return the differences between the shown offsets (or values) and a moment; empty if there are none."""
     wrong = []
     records = lineage.records
+    expires = lifetimes.topic_ttl_ms >= 0
 
-    def expiry(record: Written) -> float:
-        return record.expiry(lifetimes.topic_ttl_ms)
+    def has_expired(record: Written, now_ms: float) -> bool:
+        return expires and record.expiry(lifetimes.topic_ttl_ms) <= now_ms
 
     for key, offset in newest.items():
         if offset < log_start or (keys is not None and key not in keys):
@@ -337,10 +344,10 @@ def _difference(
                 wrong.append(f"{key!r} is shown, and was deleted at {offset}")
             continue
         if key not in shown:
-            may_hide = offset in gone if record.value is None else expiry(record) <= lifetimes.end_ms
+            may_hide = offset in gone if record.value is None else has_expired(record, lifetimes.end_ms)
             if not may_hide:
                 wrong.append(f"{key!r} is not shown, its newest is {offset}")
-        elif record.value is not None and expiry(record) <= lifetimes.begin_ms:
+        elif record.value is not None and has_expired(record, lifetimes.begin_ms):
             wrong.append(f"{key!r} is shown, its newest {offset} has expired")
         elif shown[key] != (record.value if values else offset):
             wrong.append(f"{key!r} is {shown[key]!r}, its newest is {offset}, {record.value!r}")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 import lastword
@@ -711,7 +713,26 @@ def interleave(
         f"{'kernels' if scan.PLAIN_BYTES_LOADED == BULK else 'plain'}; "
         f"writer: {history.doing(first)} ... {history.doing(files.now)}"
     )
-    return Outcome(label, kind, hash((kind, scan.PLAIN_BYTES_LOADED, files.trace)), violation, journey.notes)
+    return Outcome(
+        label,
+        kind,
+        hash((history.seed, kind, scan.PLAIN_BYTES_LOADED, *files.trace)),
+        violation,
+        journey.notes,
+    )
+
+
+@contextmanager
+def _paths_joined_once() -> Iterator[None]:
+    """Keep the results of functions of paths: a history has few paths, and no links."""
+    real = {name: getattr(os.path, name) for name in ("join", "dirname", "realpath")}
+    for name, function in real.items():
+        setattr(os.path, name, lru_cache(1 << 14)(function))
+    try:
+        yield
+    finally:
+        for name, function in real.items():
+            setattr(os.path, name, function)
 
 
 @contextmanager
@@ -746,7 +767,7 @@ def interleavings(
 ) -> Iterator[Outcome]:
     """Yield the first `count` interleavings of a history; `files` lists operations from `lines_from` on."""
     files = files or TravellingFiles(history)
-    with _settings_read_once(), small_indexes():
+    with _settings_read_once(), _paths_joined_once(), small_indexes():
         for number in range(count):
             if number == lines_from:
                 files.operation_lines = []

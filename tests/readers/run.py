@@ -88,7 +88,7 @@ def _begin() -> None:
     """Exclude the libraries from garbage collections, and make those fewer; print no warning of a read."""
     logging.getLogger("lastword").setLevel(logging.ERROR)
     gc.freeze()
-    gc.set_threshold(20_000)
+    gc.set_threshold(100_000)
 
 
 def _judge(task: tuple[int, int, list[str] | None]) -> Tally:

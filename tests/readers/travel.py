@@ -88,13 +88,15 @@ class TravellingFiles(Files):
 
     Attributes:
         now: the current version.
-        trace: a hash of the versions at which operations were made.
+        trace: the versions at which operations were made.
         has_stamps: directories have versions and kinds, as on a drive; False: as in other storage.
     """
 
     def __init__(self, history: History) -> None:
         self.history = history
         self._versions = history.files
+        self._contents = history.files.contents
+        self._handle_type = ReusedHandle if history.files.reuse else TravellingHandle
         self._last = history.last
         self._sorted: dict[int, list[str]] = {}
         self.side = MemoryFiles()
@@ -107,7 +109,7 @@ class TravellingFiles(Files):
         checkpoint_file._read_once.cache_clear()
         self.now = version
         self.operations = 0
-        self.trace = hash((self.history.seed, version))
+        self.trace = [version]
         self.evicts = evicts
         self.has_stamps = has_stamps
         self._directory = FileFacts(0, 0, 1, "dir") if has_stamps else FileFacts(0, 0, 1)
@@ -126,7 +128,7 @@ class TravellingFiles(Files):
         self.operations += 1
         if jump:
             self.now = min(self.now + jump, self._last)
-        self.trace = hash((self.trace, self.now))
+        self.trace.append(self.now)
         if self.operation_lines is not None:
             self.operation_lines.append(f"{self.operations:4} version {self.now:5} {operation} {path}")
 
@@ -149,8 +151,13 @@ class TravellingFiles(Files):
             return self.node(normal) if normal != path else False
         return folder[name]
 
+    def content(self, node: Node) -> Content:
+        """Return the bytes of a file now, as `VersionedFiles.content`: most are those of its last version."""
+        versions, contents = self._contents[node]
+        return contents[-1] if self.now >= versions[-1] else self._versions.content(node, self.now)
+
     def facts(self, node: Node) -> FileFacts:
-        facts = self._versions.content(node, self.now).facts
+        facts = self.content(node).facts
         if self._held:
             held = self._held.get(node.inode)
             if held and node not in held:
@@ -169,7 +176,7 @@ class TravellingFiles(Files):
             raise FileVanishedError(f"no file {full}", file=full, errno=errno.ENOENT)
         if not isinstance(node, Node):
             raise StorageError(f"{full} is a directory", file=full, errno=errno.EISDIR)
-        return TravellingHandle(self, node, full)
+        return self._handle_type(self, node, full)
 
     def listdir(self, path: Any) -> list[str]:
         full = os.fspath(path)
@@ -288,17 +295,13 @@ class TravellingHandle(Handle):
         self._inode, self._least = facts.inode, facts.size
         self.path = path
         self._evicted = False
-        self._held: list[Node] | None = None
-        if files._versions.reuse:
-            self._held = files._held.setdefault(node.inode, [])
-            self._held.append(node)
 
     def _content(self) -> Content:
         files = self._files
         files.step("read", self.path)
         if files.evicts:
             self._reopen()
-        return files._versions.content(self._node, files.now)
+        return files.content(self._node)
 
     def _reopen(self) -> None:
         """Reopen the file, as `OsHandle` does after its descriptor was closed to make room for others."""
@@ -315,9 +318,7 @@ class TravellingHandle(Handle):
             self._node = node
 
     def _release(self) -> None:
-        if self._held is not None:
-            self._held.remove(self._node)
-            self._held = None
+        """Let the number of the file be used again."""
 
     def pread(self, n: int, position: int) -> bytes:
         return self._content().data[position : position + n]
@@ -348,6 +349,20 @@ class TravellingHandle(Handle):
 
     def close(self) -> None:
         self._release()
+
+
+class ReusedHandle(TravellingHandle):
+    """A handle of a history in which numbers of removed files are used again, unless they are open."""
+
+    def __init__(self, files: TravellingFiles, node: Node, path: str) -> None:
+        super().__init__(files, node, path)
+        self._held: list[Node] | None = files._held.setdefault(node.inode, [])
+        self._held.append(node)
+
+    def _release(self) -> None:
+        if self._held is not None:
+            self._held.remove(self._node)
+            self._held = None
 
     def __del__(self) -> None:
         self._release()

@@ -23,14 +23,19 @@ from lastword.partition import scan
 if TYPE_CHECKING:
     from lastword.partition.view import PartitionView
     from lastword.resolve.running import RunningResolution
-    from lastword.segment.indexes import OffsetIndex
+    from lastword.segment.segment import Segment
 
 Entries = NDArray[np.uint8]
 """Entries as rows of 24 bytes."""
-WINDOW = 1 << 19
-"""Records of a window, and about the entries of a slice: 12 MiB, and three times as much to sort them."""
+WINDOW = 1 << 18
+"""Records of a window: 6 MiB, and three times as much to sort them."""
+SLICE = 1 << 17
+"""About the entries of a slice of a merge: 3 MiB, and four times as much to read, sort and write them."""
 SEARCHED = 1 << 16
 """About the entries in which keys are searched at a time: they fit the cache of a processor."""
+PLACES_BYTES = 32 << 20
+"""The most memory of the positions that a merge gives to its entries."""
+_PLACE_BYTES = 8
 
 
 def collected(
@@ -145,18 +150,30 @@ def write_run(sink: Sink, entries: Entries, salt: bytes, start: int, end: int) -
 
 
 class Places:
-    """The positions of records in the segments of a view, by their offset indexes."""
+    """The positions of records in the segments of a view, by their offset indexes.
+
+    The log is divided into cells. Of the indexed batches that begin in one cell the first has an entry here,
+    so that all entries take `PLACES_BYTES`. In a small log a cell is so small that each indexed batch has an
+    entry; for 256 segments of 1 GiB it has 64 KiB, of the 256 KiB that a lookup reads.
+    """
 
     def __init__(self, view: PartitionView, most_segments: int) -> None:
-        """Take the first `most_segments` segments."""
+        """Take the first `most_segments` segments. Reads their offset indexes, one after the other."""
         placed = view.segments[:most_segments]
         self.base = view.log_start
         self.numbers = tuple(segment.id.number for segment in placed)
-        ends = [segment.base_offset for segment in view.segments[1 : len(placed) + 1]]
-        self._segments = placed
-        self._indexes: dict[int, OffsetIndex] = {}  # each slice of a merge needs all of them
-        self._bases = np.array([segment.base_offset for segment in placed], np.int64)
-        self._end = ends[-1] if len(ends) == len(placed) and ends else view.log_end
+        ends = [*(segment.base_offset for segment in view.segments[1:]), view.log_end][: len(placed)]
+        self._end = ends[-1] if ends else self.base
+        cell_bytes = 1 + sum(segment.size for segment in placed) * _PLACE_BYTES // PLACES_BYTES
+        most = 1 + sum(segment.size // cell_bytes + 2 for segment in placed)
+        starts, positions = np.zeros(most, np.uint32), np.zeros(most, np.int32)
+        positions[0], count = -1, 1
+        for segment, end in zip(placed, ends, strict=True):
+            of_cells = _first_of_cells(segment, end, cell_bytes)
+            to = slice(count, count + len(of_cells[0]))
+            starts[to], positions[to] = np.maximum(of_cells[0] - self.base, 0), of_cells[1]
+            count = to.stop
+        self._starts, self._positions = starts[:count], positions[:count]
 
     def pack(self, entries: Entries) -> Entries:
         """Return entries with a place in each word. Those below the log start are left out."""
@@ -164,32 +181,31 @@ class Places:
         offsets = (words >> np.uint64(1)).astype(np.int64)
         packed = np.ascontiguousarray(entries[offsets >= self.base])
         words, offsets = words[offsets >= self.base], offsets[offsets >= self.base]
-        positions = np.full(len(offsets), -1, np.int64)
-        numbers = np.searchsorted(self._bases, offsets, "right") - 1
-        numbers[offsets >= self._end] = -1
-        for number in np.unique(numbers[numbers >= 0]).tolist():
-            here = numbers == number
-            positions[here] = self._positions(number, offsets[here])
-        places = (offsets - self.base).astype(np.uint64) << np.uint64(32)
+        relative = offsets - self.base
+        numbers = np.searchsorted(self._starts, relative.astype(np.uint32), "right") - 1
+        positions = np.where(offsets < self._end, self._positions[numbers], -1).astype(np.int64)
+        places = relative.astype(np.uint64) << np.uint64(32)
         places |= (positions + 1).astype(np.uint64) << np.uint64(1) | words & np.uint64(1)
         packed[:, 16:] = places.view(np.uint8).reshape(-1, 8)
         return packed
 
-    def _positions(self, number: int, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the position from which the record at each offset is read.
 
-        That of the last indexed batch below the offset, or of the next one if these are far apart: then each
-        batch is indexed.
-        """
-        segment = self._segments[number]
-        index = self._indexes.get(number)
-        if index is None:
-            index = self._indexes[number] = segment.offset_index
-        last_offsets, positions = index.arrays()
-        below = np.searchsorted(last_offsets, offsets - segment.base_offset, "left")
-        begins = np.concatenate((np.zeros(1, np.int64), positions))
-        following = np.concatenate((begins[1:], np.zeros(1, np.int64)))[below]
-        return np.where(following - begins[below] > scan.NEAR_BYTES // 2, following, begins[below])
+def _first_of_cells(
+    segment: Segment, end: int, cell_bytes: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return from which offset on a record is read from which position, for each cell of a segment.
+
+    That of the last indexed batch below the offset, or of the next one if these are far apart: then each
+    batch is indexed. Offsets from `end` on are another segment's: their entries are damage.
+    """
+    last_offsets, positions = segment.offset_index.arrays()
+    starts = np.concatenate(([segment.base_offset], segment.base_offset + last_offsets + 1))
+    begins = np.concatenate((np.zeros(1, np.int64), positions))
+    is_far = np.diff(begins, append=0) > scan.NEAR_BYTES // 2
+    begins = np.where(is_far, np.append(positions, 0), begins)
+    first = np.flatnonzero(np.diff(begins // cell_bytes, prepend=-1))
+    first = first[starts[first] < end]
+    return starts[first], begins[first]
 
 
 def merge(
@@ -199,7 +215,7 @@ def merge(
     *,
     is_whole: bool,
     places: Places | None = None,
-    slice_entries: int = WINDOW,
+    slice_entries: int = SLICE,
 ) -> int:
     """Write the newest entry of each digest in neighbouring runs, which are given the newest first.
 

@@ -83,6 +83,8 @@ PLAIN_READS = 500
 COST_RATIO = 2.0
 """An index in a bucket is written if its bytes, times this, are at most those of the scan that it avoids."""
 ENTRY_COST_BYTES = BLOCK_BYTES / FILL
+MOST_MERGED = 64
+"""The most runs of one size that are in memory as handles, and in a merge, while a log is read."""
 MOST_PLACED = 256
 """The manifest names at most this number of segments whose positions a run has: in a bucket it is small."""
 DENSE = 0.25
@@ -422,6 +424,7 @@ class KeyIndex:
         window = min(bulk.WINDOW, max(1024, self._most_bytes() // ENTRY_MEMORY))
         first = self._runs[0].end if self._runs else 0
         added: list[Run] = []
+        levels: list[int] = []  # for each run, how often its entries were merged
 
         def collected(view: PartitionView, start: int, end: int) -> Iterator[tuple[bulk.Entries, int]]:
             return bulk.collected(view, start, end, self._salt, window)
@@ -429,8 +432,11 @@ class KeyIndex:
         for entries, reached in at_one_moment(range_, collected):
             with self._making() as (sink, made):
                 bulk.write_run(sink, entries, self._salt, first, reached)
-            added[:0] = made
+            added[:0], levels[:0] = made, [0]
             first = reached
+            while levels[:MOST_MERGED] == levels[:1] * MOST_MERGED:
+                added[:MOST_MERGED] = self._merged(added[:MOST_MERGED])
+                levels[:MOST_MERGED] = [levels[0] + 1]
             if sum(run.size_bytes for run in added if run.in_memory) > self._most_bytes():
                 self._runs[:0] = added  # the caller drops them
                 return
@@ -468,6 +474,10 @@ class KeyIndex:
 
         with self._making() as (sink, made):
             bulk.merge(sink, runs, self._salt, is_whole=is_whole, places=places)
+        for name in {os.path.basename(run.name) for run in runs} & self._written:
+            self._written.discard(name)
+            with suppress(LastwordError):  # the next save removes it
+                self._files.unlink(saved.path_of(self._directory, name), missing_ok=True)
         return made
 
     @contextmanager
