@@ -82,17 +82,20 @@ test-local: $(READY) kernels $(COMPILED) ## the tests that need neither Spark no
 test-engines: java $(READY) kernels $(COMPILED) ## only the tests that start Spark or a real Kafka, in three processes: each waits much
 	@$(MAKE) --no-print-directory --output-sync=target $(if $(findstring jobserver,$(MAKEFLAGS)),,-j 3) test-kafka test-beside test-spark
 
+# Runs a part and prints the CPU seconds of its processes by kind, beside the part's budget.
+PART := $(PY) -m tests.support.part
+
 # Only these paths have tests that start an engine (tests/conftest.py refuses others). To import all tests takes 6 s of CPU in each process.
 ENGINES := tests/spark tests/kafka tests/bench tests/differential tests/examples tests/api/test_readme.py
 
 test-spark: java $(READY) kernels
-	@$(PY) -m pytest -m 'spark and not kafka and not beside' $(ENGINES)
+	@$(PART) $@ $(PY) -m pytest -m 'spark and not kafka and not beside' $(ENGINES)
 
 test-kafka: java $(READY) kernels
-	@$(PY) -m pytest -m 'kafka and not beside' $(ENGINES)
+	@$(PART) $@ $(PY) -m pytest -m 'kafka and not beside' $(ENGINES)
 
 test-beside: java $(READY) kernels
-	@$(PY) -m pytest -m beside $(ENGINES)
+	@$(PART) $@ $(PY) -m pytest -m beside $(ENGINES)
 
 chance: $(READY) kernels ## the local tests N times, each time with other salts, names and nonces: make chance N=10
 	@for seed in $$(seq 1 $(or $(N),3)); do TESTS_SEED=$$seed $(PY) $(LOCAL_TESTS) -m 'not spark and not kafka and not quick' || exit 1; done

@@ -233,10 +233,12 @@ class KafkaRecovery:
     def __init__(self, jars: KafkaJars) -> None:
         from tests.differential.kafka_cleaner import SOURCES
 
-        command = [jars.java, "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-        command += [f"-Dlog4j2.configurationFile={LOGGING / 'log4j2.xml'}", "-Dlastword.log=/dev/null"]
-        command += ["-cp", jars.compiled(SOURCES), "RecoverMany"]
-        self._process = AnsweringProcess(command)
+        flags = (
+            "-Xmx512m",
+            f"-Dlog4j2.configurationFile={LOGGING / 'log4j2.xml'}",
+            "-Dlastword.log=/dev/null",
+        )
+        self._process = AnsweringProcess(jars.command("RecoverMany", *flags, sources=SOURCES))
 
     def open(self, case: Case, root: Path) -> str:
         """Write and open the directory; return "ok" and the log end, or "error" and the text."""

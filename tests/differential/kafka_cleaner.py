@@ -32,10 +32,8 @@ class KafkaCleaner:
     """`with KafkaCleaner(jars) as kafka: kafka.clean(...)`. Not safe for several threads."""
 
     def __init__(self, jars: KafkaJars) -> None:
-        command = [jars.java, "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-        command += [f"-Dlog4j2.configurationFile={LOGGING / 'log4j2.xml'}", "-Dlastword.log=/dev/null"]
-        command += ["-cp", jars.compiled(SOURCES), "CleanMany"]
-        self._process = AnsweringProcess(command)
+        flags = ("-Xmx1g", f"-Dlog4j2.configurationFile={LOGGING / 'log4j2.xml'}", "-Dlastword.log=/dev/null")
+        self._process = AnsweringProcess(jars.command("CleanMany", *flags, sources=SOURCES))
 
     def clean(
         self,

@@ -288,8 +288,7 @@ def test_the_message_copier_that_is_killed(java: Clients, kafka_jars: KafkaJars)
     options += ["--broker-list", java.bootstrap, "--consumer-group", "copiers"]
     options += ["--transaction-size", "20", "--transactional-id", "copier", "--use-group-metadata"]
     options += ["--transaction-timeout", "10000"]
-    command = [kafka_jars.java, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", kafka_jars.classpath]
-    command += ["org.apache.kafka.tools.TransactionalMessageCopier", *options]
+    command = [*kafka_jars.command("org.apache.kafka.tools.TransactionalMessageCopier"), *options]
     chooser = random.Random(KILLS)
     for _ in range(KILLS):
         transactions = chooser.randrange(1, 6)

@@ -23,7 +23,6 @@ from tests.support.jars import HERE, KafkaJars
 from tests.support.kafka import Clients, KafkaRecord, Tools
 from tests.support.stores import log_for_clients
 
-FLAGS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 GROUPS = "consumer.group.ConsumerGroupCommand"
 
 
@@ -56,8 +55,8 @@ def compaction_tester(
     java: Clients, kafka_jars: KafkaJars, tester_log: Path
 ) -> Iterator[subprocess.Popen[str]]:
     """Start LogCompactionTester beside the other tests: its consumer waits 20 s for a last record."""
-    command = [kafka_jars.java, *FLAGS, *_logging(tester_log), "-cp", kafka_jars.classpath]
-    command += ["org.apache.kafka.tools.LogCompactionTester", "--bootstrap-server", java.bootstrap]
+    command = kafka_jars.command("org.apache.kafka.tools.LogCompactionTester", *_logging(tester_log))
+    command += ["--bootstrap-server", java.bootstrap]
     command += ["--messages", "20000", "--duplicates", "20", "--percent-deletes", "20", "--sleep", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:

@@ -78,14 +78,8 @@ def answers(kafka_jars: KafkaJars, tmp_path_factory: pytest.TempPathFactory) -> 
             lines.append(f"refuse\t{version}\t{data.hex()}\t{api.key}\t{REQUEST_TIMED_OUT}")
     path = tmp_path_factory.mktemp("messages") / "messages.tsv"
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    command = [
-        kafka_jars.java,
-        "-XX:+UseSerialGC",
-        "-XX:TieredStopAtLevel=1",
-        "-cp",
-        kafka_jars.compiled(JAVA),
-    ]
-    done = subprocess.run([*command, "Messages", str(path)], capture_output=True, text=True, check=True)
+    command = kafka_jars.command("Messages", sources=JAVA)
+    done = subprocess.run([*command, str(path)], capture_output=True, text=True, check=True)
     codes, _, printed = done.stdout.partition("\n\n")
     answered = [line.split("\t") for line in printed.splitlines()]
     rows = [

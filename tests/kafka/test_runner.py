@@ -43,6 +43,24 @@ def test_a_broker_keeps_what_was_produced_over_a_kill_and_adopts_a_directory(
     ]
 
 
+def test_a_broker_leaves_its_jvm_to_the_next_one_which_has_a_log_of_its_own(
+    tools: Tools, tmp_path: Path
+) -> None:
+    first, second = Broker(tools, tmp_path / "first"), Broker(tools, tmp_path / "second")
+    with first:
+        jvm = first.pid
+    log = first.log_text
+    for _ in range(2):
+        with second:
+            assert second.pid == jvm
+            assert second.log_text.count("Kafka Server started") == 1
+            assert str(second.directory) in second.log_text
+    assert first.log_text == log and str(first.directory) in log
+    second.start().kill()
+    with first:
+        assert first.pid != jvm
+
+
 @pytest.mark.parametrize(
     ("extensions", "number", "position", "bit"),
     [((".log",), 1, 70, 4), ((".index", ".timeindex"), 0, 3, 1)],

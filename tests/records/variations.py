@@ -205,8 +205,7 @@ class KafkaDecoders:
     def __init__(self, jars: KafkaJars) -> None:
         from tests.differential.kafka_cleaner import SOURCES
 
-        command = [jars.java, "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-        command += ["-cp", jars.compiled(SOURCES), "DecodeMany"]
+        command = jars.command("DecodeMany", sources=SOURCES)
         self._process = AnsweringProcess(command, stderr=subprocess.DEVNULL)
 
     def read(self, data: bytes) -> str | None:

@@ -418,9 +418,8 @@ class Java(threading.Thread):
         super().__init__(daemon=True)
         jars = KafkaJars.find_or_fetch()
         self.journal = journal
-        command = [jars.java, "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-        command += [f"-Dlog4j2.configurationFile={HERE / 'log4j2.xml'}", "-Dlastword.log=/dev/null"]
-        command += ["-cp", jars.compiled(HERE, f"{jars.apps}/*"), "TakeoverClients"]
+        flags = ("-Xmx256m", f"-Dlog4j2.configurationFile={HERE / 'log4j2.xml'}", "-Dlastword.log=/dev/null")
+        command = jars.command("TakeoverClients", *flags, sources=HERE, more=f"{jars.apps}/*")
         command += [",".join(servers), str(PARTITIONS), str(seed), ",".join(roles)]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)

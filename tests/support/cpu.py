@@ -6,7 +6,7 @@ serves many tests counts for the test in which it ends. What imports and collect
 `[tool.lastword.cpu]` in pyproject.toml has a budget for each folder. A folder above it is marked; the run
 does not fail, because machines differ.
 
-The JVMs of Spark end after the process that started them, and so count for no test. The line of the machine
+The tests of engines have a table for each of their parts (`tests/support/part.py`). The line of the machine
 counts every process: it shows whether the elapsed time is CPU or waiting.
 """
 
@@ -59,7 +59,7 @@ def of_machine(stat: str) -> Counter[str]:
 
 
 def budgets(pyproject: Path) -> dict[str, float]:
-    """Return the budget of each folder in CPU seconds."""
+    """Return the budget of each folder, and of each part of the engines, in CPU seconds."""
     table = tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]["lastword"]["cpu"]
     return {folder: float(seconds) for folder, seconds in table.items()}
 

@@ -13,13 +13,16 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 KAFKA_VERSION = "4.4.0"
 OLDER_VERSION = "4.3.1"
 HERE = Path(__file__).parent / "jvm"
+BROKERS = HERE / "brokers"
+SHORT_LIFE = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+"""Flags of a JVM for some seconds of work: one collector and one compiler."""
 #: Patterns of the jars that a complete fetch has: broker, tools and logger; Streams and Connect's connectors.
 WANTED = ("kafka_2.13-{}.jar", "kafka-tools-{}.jar", "log4j-core-*.jar")
 APPS = ("kafka-streams-{}.jar", "connect-file-*.jar")
@@ -83,6 +86,33 @@ class KafkaJars:
         """Return the archive of a broker's loaded classes for this Java; it halves the CPU of a start."""
         return archive_for(self.java, f"kafka-{self.version}")
 
+    def command(
+        self,
+        main: str,
+        *flags: str,
+        life: Sequence[str] = SHORT_LIFE,
+        sources: Path | None = None,
+        more: str = "",
+    ) -> list[str]:
+        """Return the command of a program in a JVM that maps the archive of a broker's classes.
+
+        Args:
+            main: The class.
+            flags: More flags of the JVM.
+            life: Its flags for the compiler, the collector and the heap.
+            sources: The directory with its .java files; None for a class of Kafka.
+            more: A class path that it needs besides Kafka's.
+        """
+        command = [self.java, *life, *flags]
+        if self.archive.exists():
+            # Warnings of a JVM go to stdout, and some programs answer there.
+            command += [f"-XX:SharedArchiveFile={self.archive}", "-Xlog:disable"]
+        # An archive fits class paths that begin with the one for which it was written.
+        classpath = self.compiled(BROKERS)
+        if sources not in (None, BROKERS):
+            classpath += self.compiled(sources, more).removeprefix(self.classpath)
+        return [*command, "-cp", classpath, main]
+
     def compiled(self, sources: Path, more: str = "") -> str:
         """Return a class path with the compiled `sources`; compile only if a .java file has changed.
 
@@ -90,15 +120,15 @@ class KafkaJars:
             sources: A directory with .java files.
             more: A class path that they need besides Kafka's.
         """
-        classpath = f"{more}:{self.classpath}" if more else self.classpath
+        classpath = f"{self.classpath}:{more}" if more else self.classpath
         files = sorted(sources.glob("*.java"))
         digest = hashlib.sha256()
         for path in files:
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
-        classes = cache_directory() / f"kafka-{self.version}-classes" / digest.hexdigest()[:16]
+        classes = cache_directory() / f"kafka-{self.version}-classes" / f"{digest.hexdigest()[:16]}.jar"
         if not classes.exists():
             self._compile(files, classes, classpath)
-        return f"{classes}:{classpath}"
+        return f"{classpath}:{classes}"
 
     def _compile(self, files: list[Path], classes: Path, classpath: str) -> None:
         javac = shutil.which("javac") or str(Path(self.java).resolve().parent / "javac")
@@ -111,7 +141,9 @@ class KafkaJars:
         if done.returncode:
             shutil.rmtree(private)
             raise RuntimeError(f"javac: {done.stderr}")
-        publish(private, classes)
+        # A jar: a JVM writes no archive of classes if a directory is in its class path.
+        Path(shutil.make_archive(str(private), "zip", private)).replace(classes)
+        shutil.rmtree(private)
 
 
 def find_java() -> str:

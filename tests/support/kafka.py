@@ -6,7 +6,8 @@
         broker.produce("users", [[KafkaRecord(b"ada", b"1"), KafkaRecord(b"bob", None)]])
         broker.consume("users")["users-0"].records
 
-A broker starts in about three seconds; a request to `Tools` takes milliseconds. The log
+A request to `Tools` takes milliseconds. A broker starts in three seconds, and in half a second if its JVM ran
+another broker before: a JVM whose broker was stopped waits in `Tools` for the next one of its kind. The log
 directory is `directory` itself; the broker's other files are in `directory.kafka/` beside it. The broker's
 own cleaner is off unless a test switches it on, so that only the test changes a log.
 """
@@ -18,6 +19,7 @@ import fcntl
 import json
 import os
 import re
+import select
 import shutil
 import socket
 import subprocess
@@ -27,10 +29,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support.jars import HERE, KafkaJars
+from tests.support.jars import BROKERS, HERE, SHORT_LIFE, KafkaJars
 
 CLUSTER = "bGFzdHdvcmQtdGVzdHMhIQ"
-STARTED = "Kafka Server started"
+STOP_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -66,19 +68,67 @@ class Counted:
     counts: dict[str, int]
 
 
+class BrokerJvm:
+    """A JVM that runs one broker after the other (`Brokers.java`)."""
+
+    def __init__(self, command: list[str], new_archive: Path | None) -> None:
+        """`new_archive`: the archive of loaded classes that the JVM writes when it ends."""
+        self.command = command
+        self._new_archive = new_archive
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0
+        )
+
+    def ask(self, *words: str, seconds: float) -> bool:
+        """Send a request; return whether it was done.
+
+        Raises:
+            RuntimeError: The process ended, or did not answer in time; it does not run then.
+        """
+        assert self.process.stdin is not None and self.process.stdout is not None
+        deadline = time.monotonic() + seconds
+        try:
+            self.process.stdin.write("\t".join(words).encode() + b"\n")
+            while select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                line = self.process.stdout.readline()
+                if line in (b"ok\n", b"error\n"):  # others are warnings of the JVM
+                    return line == b"ok\n"
+                if not line:
+                    raise BrokenPipeError
+        except BrokenPipeError:
+            raise RuntimeError(f"the JVM of the broker ended with {self.process.wait()}") from None
+        self.kill()
+        raise RuntimeError(f"no answer to {words[0]} in {seconds} s")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self._wait()
+
+    def close(self) -> None:
+        """Let the process end, which ends its broker."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self._wait()
+        if self._new_archive is not None and self._new_archive.exists():
+            self._new_archive.replace(self._new_archive.with_suffix(".jsa"))
+
+    def _wait(self) -> None:
+        self.process.wait(timeout=STOP_SECONDS)
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
 class Tools:
     """A JVM with Kafka's clients, tools, Streams and Connect, driven by lines of JSON; for one thread."""
 
     def __init__(self, jars: KafkaJars, log_file: Path | None = None) -> None:
         self.jars = jars
-        command = [
-            jars.java,
-            "-Xmx512m",
-            "-XX:+UseSerialGC",
-            "-XX:TieredStopAtLevel=1",
-            *_logging(log_file, "warn"),
-        ]
-        command += ["-cp", jars.compiled(HERE, f"{jars.apps}/*"), "Tools"]
+        self.free: list[BrokerJvm] = []
+        """JVMs without a broker, which brokers take and give back."""
+        logging = _logging(log_file, "warn")
+        command = jars.command("Tools", *logging, sources=HERE, more=f"{jars.apps}/*")
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def ask(self, do: str, **request: Any) -> Any:
@@ -117,6 +167,8 @@ class Tools:
         return self.run("DumpLogSegments", *(options or ("--deep-iteration",)), "--files", names)
 
     def close(self) -> None:
+        for jvm in self.free:
+            jvm.close()
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._process.wait(timeout=20)
@@ -306,13 +358,12 @@ class Broker(Clients):
     bootstrap: str = field(init=False, default="")
     directory: Path
     settings: dict[str, str] = field(default_factory=dict)
-    java_flags: Sequence[str] = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")  # fast start
+    java_flags: Sequence[str] = SHORT_LIFE  # with others each start has a JVM of its own
     keeps_port: bool = False  # so that kept producers can reconnect
     uid: int | None = None  # of the user that runs the broker; needs root
     jars: KafkaJars | None = None  # of an older broker than the tools
-    _process: subprocess.Popen[bytes] | None = None
+    _jvm: BrokerJvm | None = None
     _controller: int = 0
-    _new_archive: Path | None = None
 
     def __post_init__(self) -> None:
         self._jars = self.jars or self.tools.jars
@@ -328,8 +379,8 @@ class Broker(Clients):
         return path.read_text(errors="replace") if path.exists() else ""
 
     def start(self, *, seconds: float = 60) -> Broker:
-        """Start the broker and wait for it; if it ends early, raise RuntimeError with the end of its log."""
-        assert self._process is None, "already started"
+        """Start the broker and wait for it; RuntimeError has the end of its log if it does not start."""
+        assert self._jvm is None, "already started"
         self.directory.mkdir(parents=True, exist_ok=True)
         self.home.mkdir(exist_ok=True)
         if not (self.bootstrap and self.keeps_port):
@@ -340,65 +391,75 @@ class Broker(Clients):
         if not (self.home / "metadata" / "meta.properties").exists():
             release = self._jars.version.rpartition(".")[0]
             self.tools.ask("format", cluster=CLUSTER, config=str(config), release=release)
-        log = self.home / "server.log"
+        log, printed = self.home / "server.log", self.home / "server.out"
         log.unlink(missing_ok=True)
-        command, classpath, logging = [], self._jars.classpath, _logging(log, "info")
-        if self.uid is not None:
-            lib = self.home / "lib"  # other users may not be able to read the cache
-            if not lib.exists():
-                shutil.copytree(self._jars.directory, lib)
-                shutil.copy(HERE / "log4j2.xml", lib)
-                for path in (
-                    self.directory,
-                    *self.directory.iterdir(),
-                ):  # at the first start: made by `format`
-                    os.chown(path, self.uid, self.uid)
-            classpath, logging = f"{lib}/*", _logging(log, "info", lib)
-            for path in (self.home, *self.home.rglob("*")):
-                os.chown(path, self.uid, self.uid)
-            command = ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"]
-        command += [self._jars.java, *self.java_flags, *self._archive_flags()]
-        command += ["-Djava.net.preferIPv4Stack=true", *logging]
-        command += ["-cp", classpath, "kafka.Kafka", str(config)]
-        with (self.home / "server.out").open("wb") as out:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
-        deadline = time.monotonic() + seconds
-        while STARTED not in self.log_text:
-            if self._process.poll() is not None:
-                code, self._process = self._process.returncode, None
-                raise RuntimeError(f"the broker ended with {code} while starting:\n{self._last_words()}")
-            if time.monotonic() > deadline:
-                self.kill()
-                raise RuntimeError(f"the broker did not start in {seconds} s:\n{self._last_words()}")
-            time.sleep(0.05)
+        printed.touch()
+        jvm = self._jvm = self._new_or_free()
+        try:
+            is_started = jvm.ask("start", str(config), str(log), str(printed), seconds=seconds)
+        except RuntimeError as error:
+            self._jvm = None
+            raise RuntimeError(f"{error}\n{self._last_words()}") from None
+        if not is_started:
+            self._release()
+            raise RuntimeError(f"the broker did not start:\n{self._last_words()}")
         return self
 
-    def _archive_flags(self) -> list[str]:
-        """Return the flags that map the archive of loaded classes; the first clean stop writes it."""
-        if self.uid is not None:  # another class path, which the archive does not fit
-            return []
-        archive = self._jars.archive
-        if archive.exists():
-            return [f"-XX:SharedArchiveFile={archive}"]
-        self._new_archive = archive.with_name(f"{archive.name}.{os.getpid()}")
-        return [f"-XX:ArchiveClassesAtExit={self._new_archive}"]
+    def _new_or_free(self) -> BrokerJvm:
+        """Return a JVM that waits for a broker, or a new one."""
+        command, new_archive = self._command(), None
+        for jvm in reversed(self.tools.free):
+            if jvm.command == command:
+                self.tools.free.remove(jvm)
+                return jvm
+        if self._is_shared and self.uid is None and not self._jars.archive.exists():
+            new_archive = self._jars.archive.with_suffix(f".{os.getpid()}")
+            command.insert(1, f"-XX:ArchiveClassesAtExit={new_archive}")
+        return BrokerJvm(command, new_archive)
+
+    @property
+    def _is_shared(self) -> bool:
+        """Return whether the JVM may run other brokers: figures of the bench are those of a new JVM."""
+        return self.java_flags == SHORT_LIFE
+
+    def _command(self) -> list[str]:
+        flags = ("-Djava.net.preferIPv4Stack=true", *_logging(None, "info"))
+        if self.uid is None:
+            return self._jars.command("Brokers", *flags, life=self.java_flags, sources=BROKERS)
+        lib = self.home / "lib"  # other users may not be able to read the cache
+        if not lib.exists():  # at the first start: made by `format`
+            classpath = self._jars.compiled(BROKERS).split(":")
+            shutil.copytree(classpath[0].removesuffix("/*"), lib)
+            for path in (*classpath[1:], HERE / "log4j2.xml"):
+                shutil.copy(path, lib)
+            for path in (self.directory, *self.directory.iterdir()):
+                os.chown(path, self.uid, self.uid)
+        for path in (self.home, *self.home.rglob("*")):
+            os.chown(path, self.uid, self.uid)
+        become = ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"]
+        flags = (*flags, *_logging(None, "info", lib))
+        return [*become, self._jars.java, *self.java_flags, *flags, "-cp", f"{lib}/*", "Brokers"]
+
+    def _release(self) -> None:
+        """Keep the JVM for the next broker, or end it."""
+        jvm, self._jvm = self._jvm, None
+        assert jvm is not None
+        if self._is_shared:
+            self.tools.free.append(jvm)
+        else:
+            jvm.close()
 
     def stop(self) -> None:
         """Stop cleanly: the broker closes the logs, writes the marker and releases the lock."""
-        self._end("terminate")
-        if self._new_archive is not None and self._new_archive.exists():
-            self._new_archive.replace(self._jars.archive)
-        self._new_archive = None
+        if self._jvm is not None:
+            self._jvm.ask("stop", seconds=STOP_SECONDS)
+            self._release()
 
     def kill(self) -> None:
         """Kill the process."""
-        self._end("kill")
-
-    def _end(self, how: str) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            getattr(process, how)()
-            process.wait(timeout=60)
+        jvm, self._jvm = self._jvm, None
+        if jvm is not None:
+            jvm.kill()
 
     def __enter__(self) -> Broker:
         return self.start()
@@ -408,8 +469,8 @@ class Broker(Clients):
 
     @property
     def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
+        assert self._jvm is not None
+        return self._jvm.process.pid
 
     def _properties(self, controller_port: int) -> dict[str, str]:
         voter = f"127.0.0.1:{controller_port}"
