@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -29,9 +28,6 @@ FOR_TESTS = {
     "spark.sql.catalogImplementation": "in-memory",
 }
 
-PRELOAD = Path(__file__).parent / "preload"
-"""A `sitecustomize` for the Python of the session's JVM."""
-
 Row = tuple[Any, ...]  # timestamp, key, value, headers
 
 
@@ -41,9 +37,7 @@ def spark(spark_home: None) -> Iterator[Any]:
     from lastword.spark import session
 
     conf = dict(FOR_TESTS)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(PRELOAD), prepend=os.pathsep)
-        spark_session = session(conf.pop("spark.master"), **conf)
+    spark_session = session(conf.pop("spark.master"), **conf)
     # Tests in which tasks fail on purpose would fill the screen.
     spark_session.sparkContext.setLogLevel("OFF")
     yield spark_session
