@@ -430,8 +430,8 @@ class Broker(Clients):
         if not lib.exists():  # at the first start: made by `format`
             classpath = self._jars.compiled(BROKERS).split(":")
             shutil.copytree(classpath[0].removesuffix("/*"), lib)
-            for path in (*classpath[1:], HERE / "log4j2.xml"):
-                shutil.copy(path, lib)
+            for file in map(str, (*classpath[1:], HERE / "log4j2.xml")):
+                shutil.copy(file, lib)
             for path in (self.directory, *self.directory.iterdir()):
                 os.chown(path, self.uid, self.uid)
         for path in (self.home, *self.home.rglob("*")):
