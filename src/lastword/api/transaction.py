@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     from lastword.api.open_dirs import OpenDirs
     from lastword.api.topic import Topic
     from lastword.partition.log import PartitionLog
+    from lastword.partition.producer_state import Producer
     from lastword.records.record import Header
 
 POSITIONS_TOPIC = "__lastword_positions"
@@ -694,7 +695,7 @@ class Committer:
                 log = dirs.log(name, number)
                 producer = log.producer(producer_id)
                 if producer is not None and producer.transaction_start is not None:
-                    is_committed = producer.epoch == epoch and (name, number) in partitions
+                    is_committed = _is_of(producer, epoch) and (name, number) in partitions
                     log.append_batch(self._marker((producer_id, producer.epoch), commit=is_committed))
                 if producer is not None:
                     ended.append(log)
@@ -722,6 +723,11 @@ def _add_note(error: BaseException, note: str) -> None:
     if isinstance(error, LastwordError):
         error.message += f"; {note}"
         error.args = (error.message,)
+
+
+def _is_of(producer: Producer, epoch: int) -> bool:
+    """Return whether the open transaction of a producer is the one that was decided last."""
+    return producer.epoch == epoch
 
 
 def _note_of(path: str) -> str:

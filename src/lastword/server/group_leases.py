@@ -144,7 +144,8 @@ class GroupLeases:
         else:
             _log.error("leases of groups were not written", exc_info=error)
             late = {}
-        self._due, self._is_late = late | self._due, bool(late)  # before the others
+        # Behind the others, which may succeed; a position that came meanwhile counts.
+        self._due, self._is_late = self._due | late | self._due, bool(late)
         self._schedule()
 
     # -------------------------------------------------------------- in a thread

@@ -114,10 +114,9 @@ class _Places:
 
 
 @dataclass(frozen=True, slots=True)
-class _Send:
+class _Send(_Places):
     """Files of one partition for a task to copy."""
 
-    places: _Places
     tp: TopicPartition
     directory: str
     partition: str
@@ -126,10 +125,9 @@ class _Send:
 
 
 @dataclass(frozen=True, slots=True)
-class _Compare:
+class _Compare(_Places):
     """The logs of one partition for a task to compare."""
 
-    places: _Places
     directory: str
     partition: str
     logs: tuple[SourceFile, ...]
@@ -234,6 +232,7 @@ class _SparkCopying(Copying):
             )
 
     def _tasks_of(self, tp: TopicPartition) -> Iterator[_Send]:
+        places = self._places
         try:
             first_dirty = self.source.first_dirty(*tp)
             log = copies.SourceLog.of(self.source.checked_view(*tp), first_dirty)
@@ -245,7 +244,10 @@ class _SparkCopying(Copying):
         before = self._sent.get(tp)
         self._sent[tp] = _Sent(log, *((before.copied_bytes, before.entries) if before else ()))
         for group, size_bytes in in_groups(chosen, lambda file: file.size, TASK_BYTES):
-            yield _Send(self._places, tp, log.directory, target.directory(*tp), tuple(group), size_bytes)
+            yield _Send(
+                places.path, places.storage, places.target, places.target_storage,
+                tp, log.directory, target.directory(*tp), tuple(group), size_bytes,
+            )  # fmt: skip
 
     # -------------------------------------------------------------- verify
 
@@ -267,17 +269,18 @@ class _SparkCopying(Copying):
     def _compare(self, partitions: Sequence[TopicPartition]) -> None:
         from lastword.spark.tasks import described, run_tasks
 
+        places = self._places
         tasks = [
             _Compare(
-                self._places,
+                places.path, places.storage, places.target, places.target_storage,
                 self.logs[tp].directory,
                 self.target.log_dir(*tp).directory(*tp),
                 tuple(segment.log for segment in self.logs[tp].segments),
                 sum(segment.log.size for segment in self.logs[tp].segments),
             )
             for tp in partitions
-        ]
-        with described(self._spark, f"lastword copy: compare with {self._places.target}"):
+        ]  # fmt: skip
+        with described(self._spark, f"lastword copy: compare with {places.target}"):
             self._differences |= zip(partitions, run_tasks(self._spark, _compare, tasks), strict=True)
 
 
@@ -286,15 +289,14 @@ class _SparkCopying(Copying):
 
 def _send(task: _Send) -> tuple[int, dict[str, Entry]] | LastwordError:
     """Copy files; return the bytes, and the entries of files that were uploaded."""
-    places, own = task.places, uuid.uuid4().hex
-    source = files_at(places.path, places.storage)
+    source, own = files_at(task.path, task.storage), uuid.uuid4().hex
     try:
-        if not is_url(places.target):
+        if not is_url(task.target):
             check_seen(task.partition)
             return copies.send(source, task.directory, task.chosen, DEFAULT, task.partition, own), {}
-        with private_copy(places.target, places.target_storage) as files:
+        with private_copy(task.target, task.target_storage) as files:
             copied_bytes = copies.send(source, task.directory, task.chosen, files, task.partition, own)
-            uploaded = bucket_at(places.target, places.target_storage).upload(dict(files.changes()))
+            uploaded = bucket_at(task.target, task.target_storage).upload(dict(files.changes()))
         return copied_bytes, {key: entry for key, entry in uploaded.items() if entry is not None}
     except FileVanishedError as error:
         return error
@@ -305,9 +307,7 @@ def _send(task: _Send) -> tuple[int, dict[str, Entry]] | LastwordError:
 
 
 def _compare(task: _Compare) -> str | LastwordError | None:
-    places = task.places
-    source = files_at(places.path, places.storage)
-    target = files_at(places.target, places.target_storage)
+    source, target = files_at(task.path, task.storage), files_at(task.target, task.target_storage)
     try:
         return copies.difference(source, task.directory, task.logs, target, task.partition)
     except FileVanishedError as error:
