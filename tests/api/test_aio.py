@@ -206,6 +206,16 @@ async def test_a_read_begins_where_its_block_begins(tmp_path: Path) -> None:
         assert users.topic.leases() == []
 
 
+async def test_a_block_around_a_read_that_has_begun_loses_no_record(tmp_path: Path) -> None:
+    async with opened(tmp_path) as logs:
+        users = await logs.create_topic("users", **TEXT)
+        await users.extend([("k", str(number)) for number in range(5)])
+        reader = users.read()
+        first = await anext(reader)
+        async with reader:
+            assert [first.value, *[record.value async for record in reader]] == ["0", "1", "2", "3", "4"]
+
+
 async def test_a_follower_ends(tmp_path: Path) -> None:
     async with opened(tmp_path) as logs:
         users = await logs.create_topic("users", **TEXT)

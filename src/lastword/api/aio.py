@@ -112,7 +112,8 @@ class AsyncReader(AsyncIterator[Record[K, V]], Generic[K, V]):
 
     async def __aenter__(self) -> Self:
         try:
-            self._next = [*reversed(await self._take())]
+            if not self._next:  # else it has begun before the block
+                self._next = [*reversed(await self._take())]
         except BaseException:
             await self.aclose()
             raise
