@@ -395,6 +395,27 @@ def test_a_call_inside_of_a_call_of_its_producer_is_refused(tmp_path: Path) -> N
         assert topic.extend([(b"a", b"1")], producer="p", sequence=1) == 1
 
 
+def test_a_call_that_is_interrupted_at_its_begin_may_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(set[str]):
+        def add(self, name: str) -> None:
+            super().add(name)
+            if not interrupts:
+                interrupts.append(name)
+                raise KeyboardInterrupt
+
+    interrupts: list[str] = []
+
+    with lastword.open(tmp_path / "log", "a", log_cleaner_enable=False) as logs:
+        topic = logs.create_topic("t", cleanup_policy="delete")
+        running = producers.producers_of(logs.dirs.log("t", 0))
+        monkeypatch.setattr(running, "_running", Interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            topic.append(b"a", b"1", producer="p", sequence=1)
+        assert topic.append(b"a", b"1", producer="p", sequence=1).offset == 0
+
+
 def test_the_journal_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producers, "COMPACT_BYTES", 700)
     path = tmp_path / "d" / "users-0" / "lastword" / "producers"

@@ -722,8 +722,10 @@ def test_calls_that_are_refused(
     tmp_path: Path, topic: Any, to: str, options: dict[str, Any], text: str
 ) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "log")
-    with pytest.raises(UsageError, match=text):
-        topic.export(to.format(tmp_path), **options)
+    for _ in range(2):
+        with pytest.raises(UsageError, match=text):
+            topic.export(to.format(tmp_path), **options)
+        (tmp_path / "log" / "meta.properties").unlink(missing_ok=True)  # a log directory may have none
 
 
 def test_a_path_that_readers_decode(tmp_path: Path, topic: Any) -> None:

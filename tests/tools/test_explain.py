@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lastword
+from lastword.api import explaining
 from lastword.cleaner.engine.cleaning import CleanContext
 from lastword.cleaner.engine.liveness import refresh
 from lastword.clock import ManualClock
@@ -80,6 +81,17 @@ def test_a_superseded_value_and_a_tombstone_in_the_active_segment(logs):
     assert explanation.plan.action == "keep" and explanation.plan.due is False
     assert str(explanation).splitlines()[-1] == "t-0 is not due: no closed segments"
     assert logs.explain("t", key="bob") == explanation
+
+
+def test_no_partition_is_read_after_the_one_that_has_the_key(logs, monkeypatch):
+    topic = create_topic(logs, partitions=4)
+    topic.append("bob", b"1")
+    read, explain_one = [], explaining._explain_partition
+    monkeypatch.setattr(
+        explaining, "_explain_partition", lambda *given: read.append(given[2]) or explain_one(*given)
+    )
+    assert logs.explain(topic.name, key="bob").versions and len(read) == 1
+    assert logs.explain(topic.name, key="ada").versions == ()
 
 
 def test_a_record_whose_killer_is_not_closed_yet_waits_for_the_killer(logs):

@@ -14,16 +14,18 @@ import pytest
 
 import lastword
 from lastword import metrics
+from lastword.files import Files
 
 LOCKS = type(threading.Lock()), type(threading.RLock())
 
 
 def locks() -> Iterator[tuple[str, Any]]:
-    """Yield the locks that exist once in a process, with their names: those of modules and of metrics."""
+    """Yield the locks that exist once in a process, with their names: of modules, `Files` and metrics."""
     for module_name, module in sorted(sys.modules.items()):
         if module_name.partition(".")[0] == "lastword":
             for name, value in list(vars(module).items()):
-                for lock in value if isinstance(value, tuple) else (value,):
+                own = getattr(value, "__dict__", {}) if isinstance(value, Files) else {}
+                for lock in value if isinstance(value, tuple) else (value, *own.values()):
                     if isinstance(lock, LOCKS):
                         yield f"{module_name}.{name}", lock
     for metric in metrics._all:

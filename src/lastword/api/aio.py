@@ -112,7 +112,8 @@ class AsyncReader(AsyncIterator[Record[K, V]], Generic[K, V]):
 
     async def __aenter__(self) -> Self:
         try:
-            self._next = [*reversed(await self._take())]
+            if not self._next:  # else it has begun before the block
+                self._next = [*reversed(await self._take())]
         except BaseException:
             await self.aclose()
             raise
@@ -125,10 +126,10 @@ class AsyncReader(AsyncIterator[Record[K, V]], Generic[K, V]):
         """End the read: a task that waits for a record ends its loop."""
         self._is_closed = True
         self._next = []
-        if self._reader is None and self._taking is not None:  # it is made now
+        if self._taking is not None:  # it is made now, or takes its lease
             await asyncio.wait([self._taking])
         if isinstance(self._reader, Watch):  # it releases its lease, in a bucket with a commit
-            await self._logs.in_pool(self._reader.close)
+            await asyncio.shield(self._logs.in_pool(self._reader.close))  # also for a task that is cancelled
         elif self._reader is not None:
             self._reader.close()
 

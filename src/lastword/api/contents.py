@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from lastword.api.open_dirs import OpenDirs
@@ -50,6 +51,8 @@ from lastword.units import NEVER
 from lastword.values import Progress, ProgressLike
 
 FEW = 100
+LISTED = 100_000
+"""Keys that are listed at a time for `some_pair`."""
 _ATTEMPTS = 10  # an attempt fails only if a cleaning runs and there are more segments than descriptors
 
 
@@ -169,7 +172,7 @@ class Contents:
         """A partition is no longer in `_changed`, and its records are not in the mapping yet."""
         self._logs: Mapping[int, PartitionLog] = {}
         self._watch()
-        self._listed: list[bytes] = []  # keys for `some_pair`
+        self._listed: list[bytes] = []  # keys for `some_pair`, the oldest last
         self._restore(progress, snapshot)
 
     def __len__(self) -> int:
@@ -200,12 +203,13 @@ class Contents:
                 yield key, value
 
     def some_pair(self) -> tuple[bytes, bytes] | None:
-        """Return a key and its value; None: there is none. The caller holds `turn`.
+        """Return a key and its value, about the oldest; None: there is none. The caller holds `turn`.
 
-        The first key of a dict is found behind all that were deleted before it, so keys are listed once.
+        The first key of a dict is found behind all that were deleted before it, so many keys are listed at
+        a time.
         """
         while self.data:
-            self._listed = self._listed or self.all_keys()
+            self._listed = self._listed or [*islice(self.data, LISTED)][::-1]
             key = self._listed[-1]
             value = self.data.get(key)
             if value is not None:

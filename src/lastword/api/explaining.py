@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from lastword.api.inspections import counted_bytes
@@ -43,7 +44,7 @@ def explained(dirs: OpenDirs, topic: str, partition: int | None, key: bytes | No
     numbers.sort(key=lambda number: number != expected)
     explanations = (_explain_partition(dirs, topic, number, key) for number in numbers)
     first = next(explanations)
-    return next((each for each in (first, *explanations) if each.versions), first)
+    return next((each for each in chain((first,), explanations) if each.versions), first)
 
 
 def explain_each(

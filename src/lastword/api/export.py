@@ -164,8 +164,12 @@ def _check_directory(path: str, dirs: OpenDirs) -> None:
     real = Path(path).resolve()
     _check_escapes(str(real))
     check_outside(dirs.local_files, path)
-    for log_dir in dirs.paths:
-        if not is_url(log_dir) and Path(log_dir).resolve().is_relative_to(real):
+    for log_dir in (Path(each).resolve() for each in dirs.paths if not is_url(each)):
+        if real.is_relative_to(log_dir):  # it may have no `meta.properties`
+            raise UsageError(
+                f"{path} is in the log directory {log_dir}", remedy="choose a path outside of it"
+            )
+        if log_dir.is_relative_to(real):
             raise UsageError(
                 f"the log directory {log_dir} is in {path}, and a VACUUM of the table would remove the log",
                 remedy="choose a directory of the table's own",

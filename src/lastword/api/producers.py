@@ -111,8 +111,8 @@ class Producers:
                     f"a call of producer {name!r} in this thread has not ended: its records make another one",
                     remedy="make it before, or use another producer name",
                 )
-            self._running.add(name)
             try:
+                self._running.add(name)  # here: an interrupt (Ctrl-C) before the block would leave it
                 yield
             finally:
                 self._running.discard(name)

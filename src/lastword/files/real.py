@@ -355,6 +355,11 @@ def _not_regular(path: str) -> StorageError:
     )
 
 
+_mutex = threading.Lock()
+"""Held by every `OsFiles` while it changes what it knows of directories."""
+os.register_at_fork(after_in_child=lambda: globals().update(_mutex=threading.Lock()))
+
+
 class OsFiles(Files):
     """Storage on the operating system.
 
@@ -369,14 +374,13 @@ class OsFiles(Files):
         self._unguarded_roots: dict[str, Root] = {}  # outside every guarded root
         self._root_by_directory: dict[str, Root] = {}
         self._locks: dict[str, FileLock] = {}  # the last lock that was taken in a directory
-        self._mutex = threading.Lock()
 
     # ---- roots: directories that go offline as a whole
 
     def guard(self, root: Path) -> None:
         """Take everything below `root` offline together after a failed sync; a second call resets that."""
         path = os.path.realpath(root)
-        with self._mutex:
+        with _mutex:
             guarded = self._roots[path] = Root(path)
             guarded.lock = self._locks.get(path)
             for unguarded in [p for p in self._unguarded_roots if p == path or p.startswith(path + os.sep)]:
@@ -404,7 +408,7 @@ class OsFiles(Files):
             directory = name if name[-1:] not in ("", "/") else os.path.dirname(path)
             root = self._root_by_parent(directory) or self._root_by_links(directory)
             if name.startswith("/"):  # a relative path depends on the working directory
-                with self._mutex:
+                with _mutex:
                     if len(known) >= MAX_CACHED_DIRECTORIES:
                         known.clear()
                     known[name] = root
@@ -416,7 +420,7 @@ class OsFiles(Files):
         if not above.startswith("/") or name in (os.curdir, os.pardir) or os.path.islink(directory):
             return None
         parent = self._root(directory)
-        with self._mutex:
+        with _mutex:
             if self._unguarded_roots.get(parent.path) is parent:  # its path is that of the parent
                 real = os.path.join(parent.path, name)
                 return self._roots.get(real) or self._unguarded_roots.setdefault(real, Root(real))
@@ -427,7 +431,7 @@ class OsFiles(Files):
     def _root_by_links(self, directory: str) -> Root:
         """Return the root of a directory, after resolving all links of its path."""
         real = ancestor = os.path.realpath(directory)
-        with self._mutex:
+        with _mutex:
             while (root := self._roots.get(ancestor)) is None and ancestor != os.path.dirname(ancestor):
                 ancestor = os.path.dirname(ancestor)
             return root or self._unguarded_roots.setdefault(real, Root(real))
@@ -656,7 +660,7 @@ class OsFiles(Files):
         with translating(path, "lock"):
             lock = self.descriptors.open(FileLock.take, path)
         directory = os.path.realpath(os.path.dirname(path) or ".")
-        with self._mutex:
+        with _mutex:
             self._locks[directory] = lock
             if directory in self._roots:
                 self._roots[directory].lock = lock
