@@ -216,6 +216,23 @@ async def test_a_block_around_a_read_that_has_begun_loses_no_record(tmp_path: Pa
             assert [first.value, *[record.value async for record in reader]] == ["0", "1", "2", "3", "4"]
 
 
+async def test_a_watch_that_is_cancelled_at_any_moment_leaves_no_lease(tmp_path: Path) -> None:
+    async with opened(tmp_path) as logs:
+        users = await logs.create_topic("users", **TEXT, cleanup_policy="compact")
+        await users.extend([(str(number), "v") for number in range(1000)])
+
+        async def watch() -> None:
+            async with users.watch(start="newest"):
+                await asyncio.sleep(0.002)
+
+        for number in range(300):
+            watching = asyncio.create_task(watch())
+            await asyncio.sleep(0.006 * number / 300)
+            watching.cancel()
+            await asyncio.wait([watching])
+        assert users.topic.leases() == []
+
+
 async def test_a_follower_ends(tmp_path: Path) -> None:
     async with opened(tmp_path) as logs:
         users = await logs.create_topic("users", **TEXT)
