@@ -388,6 +388,26 @@ def test_a_lease_that_cannot_be_written_is_written_later(
     assert not refusals
 
 
+def test_leases_that_fail_are_behind_those_that_may_succeed(
+    client: Client, logs: lastword.LogDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many leases as are written at a time fail each time."""
+    fill(logs)
+    place = group_leases.leases.place
+
+    def refused(*arguments: Any, **fields: Any) -> Any:
+        if "group.bad" in str((arguments, fields)):
+            raise BusyError("moving", remedy="wait")
+        return place(*arguments, **fields)
+
+    monkeypatch.setattr(group_leases.leases, "place", refused)
+    monkeypatch.setattr(group_leases, "MOST_LATE", 2)
+    monkeypatch.setattr(group_leases, "MOST", 2)
+    for group in ("bad1", "bad2", "bad3", "good"):
+        commit(client, group, offset=12)
+    until(lambda: leases(logs) == {"group.good": 12})
+
+
 def test_a_group_that_is_no_file_name_has_a_lease_of_its_own() -> None:
     ids = ["a b", "a/b", "..", "", "x" * 300, "ünï", "a.tmp", "\ud800"]
     lease_names = [lease_name(group) for group in ids]

@@ -129,9 +129,15 @@ class AsyncReader(AsyncIterator[Record[K, V]], Generic[K, V]):
         if self._taking is not None:  # it is made now, or takes its lease
             await asyncio.wait([self._taking])
         if isinstance(self._reader, Watch):  # it releases its lease, in a bucket with a commit
-            await asyncio.shield(self._logs.in_pool(self._reader.close))  # also for a task that is cancelled
+            await asyncio.shield(asyncio.ensure_future(self._release(self._reader)))  # also if cancelled
         elif self._reader is not None:
             self._reader.close()
+
+    async def _release(self, watch: Watch[K, V]) -> None:
+        await self._logs.in_pool(watch.close)
+        if self._taking is not None:  # it may take its lease now
+            await asyncio.wait([self._taking])
+            await self._logs.in_pool(watch.close)
 
     async def _more(self) -> list[Record[K, V]]:
         """Return the next records; an empty list at the end."""
