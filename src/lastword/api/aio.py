@@ -126,7 +126,7 @@ class AsyncReader(AsyncIterator[Record[K, V]], Generic[K, V]):
         """End the read: a task that waits for a record ends its loop."""
         self._is_closed = True
         self._next = []
-        if self._taking is not None:  # it is made now, or takes its lease
+        if self._reader is None and self._taking is not None:  # it is made now
             await asyncio.wait([self._taking])
         if isinstance(self._reader, Watch):  # it releases its lease, in a bucket with a commit
             await asyncio.shield(asyncio.ensure_future(self._release(self._reader)))  # also if cancelled
