@@ -403,6 +403,9 @@ def test_leases_that_fail_are_behind_those_that_may_succeed(
     monkeypatch.setattr(group_leases.leases, "place", refused)
     monkeypatch.setattr(group_leases, "MOST_LATE", 2)
     monkeypatch.setattr(group_leases, "MOST", 2)
+    monkeypatch.setattr(group_leases, "PAUSE_SECONDS", 0.05)
+    commit(client, "good", offset=0)
+    until(lambda: leases(logs) == {"group.good": 0})
     for group in ("bad1", "bad2", "bad3", "good"):
         commit(client, group, offset=12)
     until(lambda: leases(logs) == {"group.good": 12})
