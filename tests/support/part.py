@@ -5,7 +5,7 @@
 pytest counts a process in the test that waits for its end. Spark's JVM ends after the process that started
 it, and a JVM that serves many tests counts for the last one. This process adopts every process whose parent
 has ended, so that the processor time of its children is that of all. Samples of /proc divide it into kinds;
-what began and ended between two samples is the last line.
+the last line counts what began and ended between two samples.
 
 `[tool.lastword.cpu]` in pyproject.toml has a budget for each part. Nothing fails, because machines differ.
 """

@@ -441,7 +441,7 @@ class AsyncLogDir:
         self._open = open_logs
         self._syncs: dict[PartitionLog, _Sync] = {}
         self._queued: set[Future[Any]] = set()
-        """Calls that wait for the thread of appends, or run there, also if nobody awaits them any more."""
+        """The calls that run in the thread of appends or wait for it. Their tasks may be cancelled."""
         self._has_threads = False
         self.waiting_readers = 0
         """Readers that pause between two polls: the more there are, the longer is the pause of each."""

@@ -205,8 +205,7 @@ class Contents:
     def some_pair(self) -> tuple[bytes, bytes] | None:
         """Return a key and its value, about the oldest; None: there is none. The caller holds `turn`.
 
-        The first key of a dict is found behind all that were deleted before it, so many keys are listed at
-        a time.
+        A dict passes all keys that were deleted before it finds its first one. So many are listed at a time.
         """
         while self.data:
             self._listed = self._listed or [*islice(self.data, LISTED)][::-1]

@@ -356,7 +356,7 @@ def _not_regular(path: str) -> StorageError:
 
 
 _mutex = threading.Lock()
-"""Held by every `OsFiles` while it changes what it knows of directories."""
+"""An `OsFiles` holds it while it changes what it knows of directories."""
 os.register_at_fork(after_in_child=lambda: globals().update(_mutex=threading.Lock()))
 
 
